@@ -45,9 +45,9 @@ __all__ = [
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh, StoreOptions
     from sluiceway.model.chunked_loss.of_model import ChunkedLoss
-    from sluiceway.optim.fused.fusing import fuse_linears
     from sluiceway.optim.offload.optimizer import OffloadAdamW
     from sluiceway.optim.subspace.for_trainer import for_trainer
+    from sluiceway.optim.subspace.fused.fusing import fuse_linears
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
     from sluiceway.optim.zo.optimizer import ZoSgd
 
@@ -63,7 +63,7 @@ _HOMES = {
     "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
     "ZoSgd": "sluiceway.optim.zo.optimizer",
     "for_trainer": "sluiceway.optim.subspace.for_trainer",
-    "fuse_linears": "sluiceway.optim.fused.fusing",
+    "fuse_linears": "sluiceway.optim.subspace.fused.fusing",
 }
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sluiceway.optim.fused.layer_core import LayerCore
+from sluiceway.optim.subspace.fused.layer_core import LayerCore
 
 
 @pytest.mark.parametrize("autocast", [False, True])

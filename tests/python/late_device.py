@@ -8,7 +8,7 @@ import pytest
 import torch
 from sluiceway.engines import gradient
 from sluiceway.machine.device_ops import HostOps
-from sluiceway.optim import hooked_optimizer
+from sluiceway.optim.common import engine_optimizer
 
 # What copies values to the host where a tensor is on a device.
 READS = ("cpu", "item", "tolist", "numpy", "__bool__", "__float__", "__int__")
@@ -20,7 +20,7 @@ class LateOps(HostOps):
 
 def use(monkeypatch: pytest.MonkeyPatch, ops: type[LateOps] = LateOps) -> None:
     """Optimizers and runs that are made from now on are on such a device."""
-    monkeypatch.setattr(hooked_optimizer, "device_ops", lambda *_: ops())
+    monkeypatch.setattr(engine_optimizer, "device_ops", lambda *_: ops())
     monkeypatch.setattr(gradient, "ops_on", lambda _: ops())
 
 

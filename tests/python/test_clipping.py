@@ -268,28 +268,47 @@ def test_torchs_clipping_of_another_order_is_refused(order, foreach):
 )
 def test_norms_of_other_orders_are_refused_one_by_one(norm):
     model = make()
-    with identity(model) as opt:
+    with identity(model):
         loss_of(model, 0).backward()
-        true = opt.sentinel.parameter.grad.norm()
+        true = model.blocks[0].up.weight.grad.norm()
         assert type(true) is torch.Tensor
         with pytest.raises(sw.Unavailable, match="norm of order"):
-            norm(opt.sentinel.parameter.grad)
+            norm(model.blocks[0].up.weight.grad)
 
 
-@pytest.mark.parametrize("groups", [by_layer, lambda model: [[p] for p in model.parameters()]])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_torchs_clipping_layer_by_layer_is_refused(groups, dtype):
-    model = make().to(dtype)
-    with identity(model, weight_update="residual" if dtype == torch.bfloat16 else "auto") as opt:
-        for x, y in [(torch.randn(4, 16, dtype=dtype), torch.randn(4, 8, dtype=dtype))]:
-            nn.functional.mse_loss(model(x), y).backward()
-        for group in groups(model):
-            clip_grad_norm_(group, BOUND)
-        with pytest.raises(sw.InvalidArgument, match=r"expected one factor for all.*opt\.clip_gr"):
-            opt.step()
-        opt.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        opt.step()
+def one_by_one(model):
+    return [[p] for p in model.parameters()]
+
+
+@pytest.mark.parametrize("groups", [by_layer, one_by_one, by_shape, some, twice_over])
+def test_torchs_clipping_of_groups_is_torchs(groups):
+    """As DINO clips each parameter by itself (facebookresearch/dino, utils.clip_gradients)."""
+    ours, theirs = make(), make()
+    with identity(ours, link=SLOW) as opt:
+        mine = run(ours, opt, torch_of(groups, 2))
+    reference = torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False)
+    expected = run(theirs, reference, torch_of(groups, 2))
+    agree(mine, expected)
+    assert update_error(make(), ours, theirs) <= 1e-6
+
+
+def test_clipping_by_norms_that_a_loop_computes_is_torchs():
+    def by_hand(model, opt):
+        total = sum(p.grad.detach().pow(2).sum() for p in model.parameters()) ** 0.5
+        for p in model.parameters():
+            p.grad.data.mul_(BOUND / total)
+        return [
+            float(total),
+            float(torch.cat([p.grad.view(-1) for p in model.parameters()]).norm()),
+        ]
+
+    ours, theirs = make(), make()
+    with identity(ours, link=SLOW) as opt:
+        mine = run(ours, opt, by_hand)
+    expected = run(theirs, torch.optim.AdamW(theirs.parameters(), lr=LR, foreach=False), by_hand)
+    for one, other in zip(mine, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    assert update_error(make(), ours, theirs) <= 1e-5
 
 
 def test_ordinary_gradients_may_be_edited_beside_clipping():
@@ -312,7 +331,7 @@ def test_ordinary_gradients_may_be_edited_beside_clipping():
 
 
 def test_the_default_trains_and_clips_when_no_parameter_is_ordinary():
-    """Clipping by layers cannot be detected here; the common norm is correct."""
+    """No parameter has an ordinary gradient here."""
 
     class Bare(Stack):
         def __init__(self):

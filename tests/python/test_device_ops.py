@@ -10,7 +10,7 @@ import torch
 from sluiceway import _core
 from sluiceway.machine import device_ops as device_ops_module
 from sluiceway.machine.device_ops import CudaOps, DeviceOps, HostOps, device_ops
-from sluiceway.optim import hooked_optimizer
+from sluiceway.optim.common import engine_optimizer
 from small_models import loss_of, make
 
 
@@ -37,7 +37,7 @@ class RecordingEngine:
             "resume",
             "add_gradient",
             "end_backward",
-            "gathered_norm",
+            "gradient_sizes",
             "step",
             "wait",
             "synchronize",
@@ -66,7 +66,7 @@ class RecordingEngine:
 def record(monkeypatch, optimizer):
     """Record the calls to the device and the engine of such an optimizer, in order."""
     told = []
-    monkeypatch.setattr(hooked_optimizer, "device_ops", lambda *_: RecordingOps(told))
+    monkeypatch.setattr(engine_optimizer, "device_ops", lambda *_: RecordingOps(told))
     made = optimizer._make_engine
 
     def make_engine(self, model):
@@ -93,7 +93,7 @@ def test_one_step_asks_in_this_order(recorded):
     told.clear()
     loss.backward()
     gradients = ["compute", "add_gradient"] * weights
-    assert told == [*gradients, "end_backward, no stream", "gathered_norm, no stream"]
+    assert told == [*gradients, "end_backward, no stream", "gradient_sizes, no stream"]
     told.clear()
     opt.step()
     assert told == ["compute", "step", "compute"], "AdamW of norms and biases is ours, too"
@@ -154,7 +154,8 @@ def test_one_step_that_is_offloaded_asks_in_this_order(monkeypatch):
         loss = loss_of(model, 0)
         told.clear()
         loss.backward()
-        assert told == [*["compute", "add_gradient"] * weights, "end_backward, no stream"]
+        ends = ["end_backward, no stream", "gradient_sizes, no stream"]
+        assert told == [*["compute", "add_gradient"] * weights, *ends]
         told.clear()
         opt.step()
         assert told == ["compute", "step", "compute"], "of parameters that are left to the device"
@@ -191,7 +192,7 @@ def test_a_device_that_works_beside_python_is_asked_for_the_norm_by_the_step_alo
         assert told == [*["compute", "add_gradient"] * weights, "end_backward, no stream"]
         told.clear()
         opt.step()
-        assert told == ["gathered_norm, no stream", "compute", "step", "compute"]
+        assert told == ["gradient_sizes, no stream", "compute", "step", "compute"]
 
 
 def test_it_has_twelve_calls_at_most():

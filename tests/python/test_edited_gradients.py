@@ -7,7 +7,6 @@ import copy
 import pytest
 import sluiceway as sw
 import torch
-from sluiceway.optim.clip.sentinel import Sentinel
 from small_models import batch, loss_of, make, update_error
 from torch import nn
 from torch.nn import functional
@@ -159,20 +158,40 @@ def some_dropped(gradient):
     ids=["row", "last-row", "column", "half", "dropout", "centralised", "noise", "clamp", "sign"],
 )
 def test_edited_element_by_element(act):
-    refuses(between(act), "all compressed gradients was edited, .* clip by norm, not by value")
+    refuses(between(act), "to be edited by value|to be combined with another tensor|values of a")
 
 
-def test_a_mask_of_any_row_is_noticed_within_some_steps():
-    sentinel, noticed = Sentinel(nn.Parameter(torch.zeros(256, 256)), "Sentinel"), 0
-    for step in range(200):
-        sentinel.place(1.0 + step)
-        sentinel.parameter.grad[100] = 0
-        try:
-            assert sentinel.factor() == 1.0
-        except sw.InvalidArgument:
-            noticed += 1
-        sentinel.forget()
-    assert noticed >= 5
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda g: g.abs().max(),
+        lambda g: g.mean(),
+        lambda g: g[0],
+        lambda g: torch.sum(g),
+        lambda g: g.norm(dim=1),
+        lambda g: g.pow(3),
+        lambda g: torch.mul(g, 0.5, out=g),
+    ],
+)
+def test_values_are_not_there_to_be_read(look):
+    model = make()
+    with identity(model) as opt:
+        loss_of(model, 0).backward()
+        for p in (w.parameter for w in opt.weights):
+            with pytest.raises(sw.Unavailable, match="compressed gradient"):
+                look(p.grad)
+        opt.step()
+
+
+def test_products_of_two_gradients_are_refused():
+    model = make()
+    with identity(model) as opt:
+        loss_of(model, 0).backward()
+        first, second = (w.parameter.grad for w in opt.weights[:2])
+        assert float((first * first).sum()) == pytest.approx(float(first.norm()) ** 2)
+        with pytest.raises(sw.Unavailable, match="the values of a compressed gradient"):
+            first * second
+        opt.step()
 
 
 def test_gradients_that_are_not_finite_are_not_repaired():
@@ -182,7 +201,7 @@ def test_gradients_that_are_not_finite_are_not_repaired():
             torch.nan_to_num_(p.grad, 0, 0, 0)
         opt.step()
 
-    refuses(drive, r"not finite and .* is finite now, .* nan_to_num_\(\)")
+    refuses(drive, "nan_to_num_: the .grad of a compressed weight was to be edited")
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan")])
@@ -231,7 +250,7 @@ def importance(model, opt):
     "act", [sharpened, sharpened_at_once, stepped_by_hand, decayed_by_hand, importance]
 )
 def test_a_weight_and_its_gradient(act):
-    refuses(between(act), r"a compressed weight was to be combined with its \.grad")
+    refuses(between(act), "of a compressed weight was to be combined with another tensor")
 
 
 # ---- Gradients of another step ----
@@ -252,7 +271,7 @@ def test_a_probe_between_backward_and_step():
             p.grad = gradient
         opt.step()
 
-    refuses(drive, "was edited, .* put no earlier .grad back")
+    refuses(drive, r"has a \.grad that no backward\(\) gave it|put no earlier \.grad back")
 
 
 def test_clones_of_another_step_are_not_added():
@@ -266,7 +285,7 @@ def test_clones_of_another_step_are_not_added():
                 p.grad = p.grad + gradient
         opt.step()
 
-    refuses(drive, "was edited, .* put no earlier .grad back")
+    refuses(drive, "add: the values of a compressed gradient were asked for")
 
 
 @pytest.mark.parametrize("then", ["step", "backward"])
@@ -281,7 +300,7 @@ def test_what_comes_back_after_its_gradients_were_dropped(then):
             loss_of(model, 1).backward()
         opt.step()
 
-    refuses(drive, r"put back after the compressed gradients .* dropped or used, expected None")
+    refuses(drive, r"put back after the compressed gradients .* dropped or used")
 
 
 # ---- Parts of the model ----
@@ -294,33 +313,51 @@ def no_gradients(module):
 
 @pytest.mark.parametrize("block", [0, 1])
 @pytest.mark.parametrize("remove", [no_gradients, nn.Module.zero_grad])
-@pytest.mark.parametrize("accumulated", [False, True])
-def test_gradients_of_a_part_are_removed(block, remove, accumulated):
-    def act(model, opt):
-        remove(model.blocks[block])
-        if accumulated:
-            loss_of(model, 50).backward()
+@pytest.mark.parametrize("then", ["step", "forward", "backward"])
+def test_gradients_of_a_part_are_removed(block, remove, then):
+    """As DINO does to its last layer (facebookresearch/dino, utils.cancel_gradients_last_layer)."""
 
-    refuses(
-        between(act),
-        rf"the gradient of blocks\.{block}\..* was removed, that of enter\.weight was not",
-    )
+    def drive(model, opt):
+        loss_of(model, 0).backward()
+        later = loss_of(model, 50)
+        remove(model.blocks[block])
+        if then == "step":
+            opt.step()
+        elif then == "forward":
+            loss_of(model, 1)
+        else:
+            later.backward()
+
+    refuses(drive, rf"the gradient of blocks\.{block}\..* was removed, that of blocks.* was not")
 
 
 @pytest.mark.parametrize("block", [0, 1])
 def test_gradients_of_a_part_are_zeroed(block):
-    refuses(
-        between(lambda model, opt: model.blocks[block].zero_grad(set_to_none=False)),
-        r"the gradient of .* was scaled by [01] .* expected one factor for all",
-    )
+    act = lambda model, opt: model.blocks[block].zero_grad(set_to_none=False)  # noqa: E731
+    assert error_of(between(act)) <= 1e-5
 
 
 @pytest.mark.parametrize("block", [0, 1])
-def test_gradients_of_a_part_are_clipped(block):
-    refuses(
-        between(lambda model, opt: clip_grad_norm_(model.blocks[block].parameters(), 1e-3)),
-        r"the gradient of .* was scaled by .* use opt\.clip_grad_norm_",
-    )
+def test_a_part_that_is_zeroed_leaves_no_residual_to_train(block):
+    model = make()
+    with sw.SubspaceAdamW(model, lr=LR, codec="block_random", residual="factored") as opt:
+        loss_of(model, 0).backward()
+        model.blocks[block].zero_grad(set_to_none=False)
+        with pytest.raises(sw.InvalidArgument, match="was zeroed and others were not"):
+            opt.step()
+        opt.zero_grad()
+        loss_of(model, 0).backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_gradients_of_a_part_are_clipped_and_scaled(block):
+    def act(model, opt):
+        clip_grad_norm_(model.blocks[block].parameters(), 1e-3)
+        for p in model.blocks[1 - block].up.parameters():
+            p.grad.mul_(3)
+
+    assert error_of(between(act)) <= 1e-5
 
 
 def test_ordinary_gradients_alone_may_be_scaled_and_removed():
@@ -399,34 +436,21 @@ def test_a_flat_buffer_of_gradients():
     refuses(drive, r"\.grad of blocks\.0\.up\.weight is a part of a larger tensor")
 
 
-def test_a_weight_of_one_element_has_no_room_for_a_norm():
+def test_a_weight_of_one_element_has_a_norm_too():
     def model():
         return nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1), nn.Linear(1, 4))
 
-    with pytest.raises(sw.InvalidArgument, match=r"target= picks 1\.weight, of 1 elements"):
-        identity(make(model), target=["1.weight"])
-    with identity(make(model), target=["0.weight", "1.weight"]) as opt:
-        assert opt.sentinel.parameter.shape == (1, 4)
+    one = make(model)
+    with identity(one, target=["1.weight"]) as opt:
+        one(torch.ones(2, 4)).sum().backward()
+        assert float(clip_grad_norm_(one[1].weight, 1e-3)) > 0
+        opt.step()
 
 
 def test_gradients_are_copied_with_the_rest():
     model = make()
     with identity(model) as opt:
         loss_of(model, 0).backward()
-        gradient = opt.sentinel.parameter.grad
-        assert torch.equal(copy.deepcopy(gradient), gradient)
+        gradient = opt.weights[0].parameter.grad
+        assert copy.deepcopy(gradient).norm() == gradient.norm() > 0
         opt.step()
-
-
-def test_values_and_bits_do_not_hang_on_what_ran_before():
-    """A run that is resumed draws the same places and ratios as one that is not."""
-    grads = []
-    for steps in (0, 3):
-        model = make()
-        with identity(model) as opt:
-            for step in range(steps):
-                loss_of(model, step).backward()
-                opt.zero_grad()
-            loss_of(model, 9).backward()
-            grads.append(opt.sentinel.parameter.grad.clone())
-    assert torch.equal(*grads)

@@ -1,4 +1,4 @@
-"""Weights that are frozen and trained again in the middle of a run; one of them has a `.grad`."""
+"""Weights that are frozen and trained again in the middle of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def error_of(drive, make_model):
 
 
 def layers_of(model):
-    """Modules that are frozen as a whole; the weight that carries the sentinel is in the first."""
+    """Modules that are frozen as a whole."""
     return list(model.layers if isinstance(model, Bare) else model.blocks)
 
 
@@ -287,8 +287,9 @@ def test_the_weights_are_left_as_they_were_found():
         for step in range(4):
             train_only(model, layers_of(model)[step % 3 :])
             sixteen_bit_loss(model, step).backward()
-            wide = [p.grad_dtype == torch.float32 for p in model.parameters()]
-            assert wide == [number == step % 3 for number in range(3)]
+            assert [p.grad is not None for p in model.parameters()] == [
+                number >= step % 3 for number in range(3)
+            ]
             opt.step()
             opt.zero_grad()
     train_only(model, layers_of(model))
@@ -296,14 +297,14 @@ def test_the_weights_are_left_as_they_were_found():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_gradient_that_was_assigned_where_the_sentinel_had_stood_is_named():
+def test_a_gradient_that_was_assigned_to_a_frozen_weight_is_named():
     model = sixteen_bits()
     with identity(model) as opt:
         sixteen_bit_loss(model, 0).backward()
         opt.step()
         opt.zero_grad()
         freeze_first(model)
-        model.layers[0].weight.grad = torch.ones(256, 256)
+        model.layers[0].weight.grad = torch.ones(256, 256, dtype=torch.bfloat16)
         sixteen_bit_loss(model, 1).backward()
         with pytest.raises(sw.InvalidArgument, match=r"layers\.0\.weight has a \.grad that no"):
             opt.step()

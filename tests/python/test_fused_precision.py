@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sluiceway.optim.fused.rehearsed import RehearsedWeight
-from sluiceway.optim.fused.sampled_bias import SampledBias
+from sluiceway.optim.subspace.fused.rehearsed import RehearsedWeight
+from sluiceway.optim.subspace.fused.sampled_bias import SampledBias
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 

@@ -7,9 +7,7 @@ import sluiceway as sw
 import torch
 from sluiceway import _core
 from sluiceway.model.targets import select_weights
-from sluiceway.optim.clip.carriers import Carriers
-from sluiceway.optim.gradient_sink import GradientSink
-from sluiceway.optim.hooks import ModelHooks
+from sluiceway.optim.common.model_hooks import GradientSink, ModelHooks
 from small_models import CheckpointedReentrant, Tied, loss_of, make
 
 
@@ -18,7 +16,6 @@ class Recorder(GradientSink):
 
     def __init__(self, model):
         weights = select_weights(model).compressed
-        self.sentinel = Carriers("Recorder", weights, asynchronous=False)
         self.told, self.gradients = [], {}
         self.hooks = ModelHooks(self, model, weights)
         self.names = [weight.name for weight in weights]
@@ -48,10 +45,6 @@ class Recorder(GradientSink):
     def end_backward(self, forward_began, backward_began):
         assert forward_began < backward_began
         self.told.append("end")
-
-    def abandon_backward(self):
-        self.hooks.backward.forget()
-        self.told.append("abandon")
 
     def synchronize(self):
         self.told.append("synchronize")

@@ -172,7 +172,7 @@ def test_a_package_that_keeps_the_rules_is_silent(tmp_path: Path) -> None:
         ("machine/bad.py", "from ..text import batches", "may not know each other"),
         (
             "model/bad.py",
-            "if TYPE_CHECKING:\n    from sluiceway.optim.hooks import Hooks",
+            "if TYPE_CHECKING:\n    from sluiceway.optim.common.model_hooks import Hooks",
             "right of model",
         ),
         ("optim/subspace/bad.py", "import_module('sluiceway.engines.native')", "right of optim"),

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from sluiceway.optim.open_model.one_backward import OneBackward
+from sluiceway.optim.common.one_backward import OneBackward
 
 
 class BrokenError(RuntimeError):

@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_wait_and_training_goes_on_as_if_it_had_not_come(wait):
         else:
             opt.zero_grad()
         if wait == "step":
-            other._standing.skipped_steps += 1
+            other._progress.skipped_steps += 1
         train_step(ours, opt, 1)
         train_step(plain, other, 1)
         same_state(opt, other)

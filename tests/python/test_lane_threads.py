@@ -8,7 +8,7 @@ import pytest
 import sluiceway as sw
 import torch
 from sluiceway import _core
-from sluiceway.optim.tier_limits import lane_threads
+from sluiceway.optim.common.tier_limits import lane_threads
 from small_models import loss_of, make, same_bits
 
 HOST, CARD = _core.Stream.host(), _core.Stream.cuda(0, 0)

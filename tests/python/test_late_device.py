@@ -94,7 +94,7 @@ def late(monkeypatch):
     late_device.use(monkeypatch)
     model, told = make(), []
     with identity(model, link=SLOW) as opt:
-        asked = opt.engine.gathered_norm
+        asked = opt.engine.gradient_sizes
         for step in range(2):  # Afterwards nothing is looked for the first time.
             loss_of(model, step).backward()
             opt.step()
@@ -107,8 +107,8 @@ def late(monkeypatch):
             def __len__(self):
                 return len(engine)
 
-            def gathered_norm(self):
-                told.append("gathered_norm")
+            def gradient_sizes(self):
+                told.append("gradient_sizes")
                 return asked()
 
         engine, opt.engine = opt.engine, Engine()
@@ -124,7 +124,7 @@ def test_one_step_reads_once_and_no_backward_does(late):
     opt.step()
     # Behind cpu() it is the host's: one copy, of the norms of ordinary gradients. What the engine
     # has to tell was enqueued before it.
-    assert told == ["cpu", "__bool__", "item", "gathered_norm"]
+    assert told == ["cpu", "__bool__", "item", "gradient_sizes"]
     told.clear()
     opt.zero_grad()
     loss_of(model, 3)
@@ -135,21 +135,21 @@ def test_the_norm_is_asked_for_when_somebody_looks(late):
     model, opt, told = late
     loss_of(model, 0).backward()
     clip(model, opt)
-    assert told.count("gathered_norm") == 1
+    assert told.count("gradient_sizes") == 1
     told.clear()
     opt.step()
-    assert told.count("gathered_norm") == 0
-    # The sentinel's elements, those of ordinary gradients before and after, and their norms.
-    assert [name for name in told if name in ("tolist", "cpu")] == ["tolist", "tolist", "cpu"]
+    assert told.count("gradient_sizes") == 0
+    # What everything was scaled by, and the norms of ordinary gradients.
+    assert [name for name in told if name in ("tolist", "cpu")] == ["tolist", "cpu"]
 
 
 def test_what_stands_in_grad_after_the_step_has_the_norm_yet(late):
     model, opt, _ = late
     loss_of(model, 0).backward()
-    norm, _ = opt.engine.gathered_norm()
+    squares, _ = opt.engine.gradient_sizes()[0]
     opt.step()
-    found = opt.sentinel.parameter.grad.norm().item()
-    assert norm == pytest.approx(found, rel=1e-6)
+    found = opt.weights[0].parameter.grad.norm().item()
+    assert math.sqrt(squares) == pytest.approx(found, rel=1e-6)
 
 
 @pytest.mark.parametrize("looked_at", [False, True])
@@ -166,11 +166,11 @@ def test_a_second_step_with_the_same_gradients_is_refused(late, looked_at):
 def test_a_gradient_that_was_kept_from_an_earlier_backward_says_nothing(late):
     model, opt, _ = late
     loss_of(model, 0).backward()
-    kept = opt.sentinel.parameter.grad
+    kept = opt.weights[0].parameter.grad
     loss_of(model, 1).backward()
-    standing = opt.sentinel.parameter.grad
+    standing = opt.weights[0].parameter.grad
     kept.norm()
-    assert standing.unread is not None
+    assert standing.generation.write is not None
     opt.step()
     opt.zero_grad()
     assert kept.norm() == 0
@@ -181,54 +181,28 @@ def test_a_kept_gradient_holds_no_optimizer(monkeypatch):
     model = make()
     opt = identity(model, link=SLOW)
     loss_of(model, 0).backward()
-    kept, gone = opt.sentinel.parameter.grad, weakref.ref(opt)
+    kept, gone = opt.weights[0].parameter.grad, weakref.ref(opt)
     del opt
     gc.collect()
     assert gone() is None
     kept.norm()
 
 
-def edit_by_value(model, opt):
-    torch.nn.utils.clip_grad_value_(model.parameters(), 1e-6)
-
-
-def scale_a_layer(model, opt):
-    for p in model.blocks[0].parameters():
-        if p.grad is not None:
-            p.grad.mul_(0.5)
-
-
-def scale_ordinary_ones(model, opt):
-    for p in model.blocks[0].norm.parameters():
-        p.grad.mul_(0.5)
-    model.blocks[0].up.bias.grad.mul_(0.5)
-
-
 def put_back(change):
     def act(model, opt):
-        early = opt.sentinel.parameter.grad
+        early = opt.weights[0].parameter.grad
         opt.zero_grad()
         loss_of(model, 0).backward()
-        opt.sentinel.parameter.grad = change(early, opt.sentinel.parameter.grad)
+        opt.weights[0].parameter.grad = change(early, opt.weights[0].parameter.grad)
 
     return act
-
-
-def edit_around_torch(model, opt):
-    with torch._C.DisableTorchFunctionSubclass():
-        opt.sentinel.parameter.grad.mul_(0.5)
 
 
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (edit_by_value, "was edited, its elements scaled by"),
-        (scale_a_layer, r"was scaled by (0\.5|1) since the last backward"),
-        (scale_ordinary_ones, r"was scaled by 0\.5 since the last backward"),
         (put_back(lambda early, _: early), "put no earlier .grad back"),
-        (put_back(lambda early, now: now + early), "put no earlier .grad back"),
-        (put_back(lambda early, now: now.mul_(2).add_(early)), "put no earlier .grad back"),
-        (edit_around_torch, "function protocol is off"),
+        (put_back(lambda early, now: torch.ones_like(now)), "that no backward"),
     ],
 )
 def test_what_is_refused_on_the_host_device_is_here(monkeypatch, act, words):
@@ -251,7 +225,7 @@ def test_gradients_that_were_zeroed_in_place_are_gone(monkeypatch):
         loss_of(model, 0).backward()
         model.zero_grad(set_to_none=False)
         loss_of(model, 1).backward()
-        expected, _ = opt.engine.gathered_norm()
+        expected = opt.engine.gradient_sizes()
     with identity(again := make(), link=SLOW) as opt:
         loss_of(again, 1).backward()
-        assert opt.engine.gathered_norm()[0] == expected
+        assert opt.engine.gradient_sizes() == expected

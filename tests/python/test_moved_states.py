@@ -13,7 +13,7 @@ import sluiceway as sw
 import torch
 from accelerate.optimizer import move_to_device
 from on_card import CARD, OnCard, moving_to_card
-from sluiceway.optim.guards.plain_state import plain_state
+from sluiceway.optim.common.state import plain_state
 from small_models import make, same_bits
 from twins import LR, train
 from zo_models import OPTIONS, decoder, same, zo_train

@@ -7,7 +7,7 @@ import gc
 import pytest
 import sluiceway as sw
 import torch
-from sluiceway.optim import hooked_optimizer, hooks
+from sluiceway.optim.common import engine_optimizer, model_hooks
 from torch import nn
 from twins import LR
 
@@ -64,10 +64,10 @@ def found(model):
 STAGES = {
     "budget": no_memory,
     "groups": lambda patch: {"param_groups": [{"params": []}]},
-    "clock": stage(hooked_optimizer, "StepClock"),
-    "sentinel": stage(hooked_optimizer, "Carriers"),
-    "hooks": stage(hooked_optimizer, "ModelHooks"),
-    "node": stage(hooks.torch.autograd.graph, "get_gradient_edge"),
+    "clock": stage(engine_optimizer, "StepClock"),
+    "carrier": stage(engine_optimizer, "NormCarrier"),
+    "hooks": stage(engine_optimizer, "ModelHooks"),
+    "node": stage(model_hooks.torch.autograd.graph, "get_gradient_edge"),
     "last-hook": last_hook,
 }
 

@@ -10,7 +10,7 @@ import pytest
 import sluiceway as sw
 import torch
 from conftest import read_lines
-from sluiceway.optim.fused.sampled_bias import SampledBias, sum_of_squares
+from sluiceway.optim.subspace.fused.sampled_bias import SampledBias, sum_of_squares
 from small_models import Checkpointed, CheckpointedReentrant, Stack, make
 from test_fused import EVERY, Convolved, Odd, fused
 from torch import nn

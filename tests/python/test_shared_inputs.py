@@ -9,8 +9,8 @@ import sluiceway as sw
 import torch
 from sluiceway.model.one_input import first_of_input
 from sluiceway.model.targets import select_weights
-from sluiceway.optim.fused.fused_weight import FusedWeight
-from sluiceway.optim.fused.shared_input import SharedInput
+from sluiceway.optim.subspace.fused.fused_weight import FusedWeight
+from sluiceway.optim.subspace.fused.shared_input import SharedInput
 from small_llama import small_llama
 from small_models import make, update_error
 from test_fused import fused, hooked

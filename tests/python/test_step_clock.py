@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 from sluiceway.machine.device_ops import CudaOps, HostOps
-from sluiceway.optim.step_clock import StepClock
+from sluiceway.optim.common.step_clock import StepClock
 
 
 class SlowCard(HostOps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 import torch
-from sluiceway.optim import ordinary
+from sluiceway.optim.common import ordinary
 from small_models import batch, loss_of, make
 from torch.nn import functional
 from twins import identity, train

@@ -15,11 +15,11 @@ import sluiceway as sw
 import torch
 from sluiceway.machine import device_ops
 from sluiceway.machine.device_ops import CudaOps, HostOps
-from sluiceway.optim.fused.fused_weight import FusedWeight
-from sluiceway.optim.fused.sampled_bias import SampledBias
-from sluiceway.optim.fused.shared_input import SharedInput
-from sluiceway.optim.hooks import ModelHooks
+from sluiceway.optim.common.model_hooks import ModelHooks
 from sluiceway.optim.offload.weight_bits import differ, sums_of_bits
+from sluiceway.optim.subspace.fused.fused_weight import FusedWeight
+from sluiceway.optim.subspace.fused.sampled_bias import SampledBias
+from sluiceway.optim.subspace.fused.shared_input import SharedInput
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
 from small_models import Bare, loss_of, make
 from twins import LR

@@ -13,7 +13,7 @@ import sluiceway
 import torch
 from conftest import assert_short_error
 from sluiceway.engines.state_file import read_state, write_state
-from sluiceway.optim.state import STATE_KEY
+from sluiceway.optim.common.state import STATE_KEY
 from sluiceway.run import manifest
 from zo_models import OPTIONS, decoder, same, zo_train
 

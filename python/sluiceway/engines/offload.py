@@ -19,11 +19,11 @@ from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.placement import Placement
 from sluiceway.model.speeds import disk_speed
+from sluiceway.optim.common.state import STATE_KEY
 from sluiceway.optim.offload.arguments import resolve_gradients
 from sluiceway.optim.offload.cores import core_groups, core_lines
 from sluiceway.optim.offload.optimizer import OffloadAdamW
 from sluiceway.optim.offload.spill_choice import Rates
-from sluiceway.optim.state import STATE_KEY
 from sluiceway.store.drives import find_drives
 from sluiceway.text.batches import Batch
 

@@ -17,6 +17,7 @@ from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
+from sluiceway.optim.common.tier_limits import tier_limits
 from sluiceway.optim.offload.arguments import (
     MASTER_BYTES,
     chunk_elements,
@@ -31,7 +32,6 @@ from sluiceway.optim.offload.spill_choice import (
     choose_spill,
     no_room_for_cores,
 )
-from sluiceway.optim.tier_limits import tier_limits
 
 _WAITING_BYTES = 256 << 20  # Largest size of gradients that wait to leave the device.
 

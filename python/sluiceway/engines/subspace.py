@@ -13,7 +13,6 @@ from sluiceway.engines.engine import Recorder
 from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
-from sluiceway.optim.fused.fusing import fused_lines, fused_summary
 from sluiceway.optim.subspace.arguments import (
     resolve_codec,
     resolve_ratio,
@@ -26,6 +25,7 @@ from sluiceway.optim.subspace.choices import (
     coreless_lines,
     rate_lines,
 )
+from sluiceway.optim.subspace.fused.fusing import fused_lines, fused_summary
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 

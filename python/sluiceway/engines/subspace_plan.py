@@ -13,11 +13,11 @@ from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
-from sluiceway.optim.fused.fused_plan import FusedPlan
-from sluiceway.optim.fused.fusing import fused_lines
+from sluiceway.optim.common.tier_limits import planned_device_limit, tier_limits
 from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
 from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, RunLength, automatic_reason
-from sluiceway.optim.tier_limits import planned_device_limit, tier_limits
+from sluiceway.optim.subspace.fused.fused_plan import FusedPlan
+from sluiceway.optim.subspace.fused.fusing import fused_lines
 
 _ADAM_BYTES = 28  # Bytes read and written for each element of a core: gradient, moments, result.
 _TIERS = ("device", "host", "pinned")

@@ -33,7 +33,7 @@ from sluiceway.model.chunked_loss.of_model import ChunkedLoss
 from sluiceway.model.folder import load_model
 from sluiceway.model.loss import inputs_on, loss_of
 from sluiceway.model.weight_stream import save_streamed
-from sluiceway.optim.state import STATE_KEY
+from sluiceway.optim.common.state import STATE_KEY
 from sluiceway.optim.zo.optimizer import ZoSgd
 from sluiceway.text.batches import Batch
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sluiceway.optim.clip.norms import gradient_norms
+from sluiceway.optim.common.ordinary import gradient_norms
 
 
 class NativeAdamW(torch.optim.AdamW):
@@ -47,7 +47,8 @@ class NativeAdamW(torch.optim.AdamW):
         loss = None
         if not self.overflowed:
             if self._max_norm is not None and self._norm > self._max_norm:
-                torch._foreach_mul_(gradients, self._max_norm / (self._norm + 1e-6))
+                for gradient in gradients:
+                    gradient.mul_(self._max_norm / (self._norm + 1e-6))
             loss = super().step(closure)
         return loss
 

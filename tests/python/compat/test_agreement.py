@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sluiceway as sw
 from agreement import TOLERANCE, disagreement, language_loss, loop
-from sluiceway.optim.open_model.in_flight import WeightsInFlight
+from sluiceway.optim.common.in_flight import WeightsInFlight
 from small_llama import small_llama
 from small_models import loss_of, make
 from test_peft import TRAINED, with_adapters

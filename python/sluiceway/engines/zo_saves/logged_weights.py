@@ -10,7 +10,7 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.weight_stream import saved_buffers, write_weights
-from sluiceway.optim.state import STATE_KEY
+from sluiceway.optim.common.state import STATE_KEY
 from sluiceway.optim.zo.optimizer import ZoSgd
 
 

@@ -16,6 +16,7 @@ from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument, OutOfMemory
 from sluiceway.machine.striping import weights_of_new
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common.tier_limits import lane_threads, parameter_bytes, tier_limits
 from sluiceway.optim.offload.cores import core_options, tensor_specs
 from sluiceway.optim.offload.spill_choice import (
     ORDINARY,
@@ -24,7 +25,6 @@ from sluiceway.optim.offload.spill_choice import (
     choose_spill,
     no_room_for_cores,
 )
-from sluiceway.optim.tier_limits import lane_threads, parameter_bytes, tier_limits
 from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for
 
@@ -36,7 +36,7 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     """What OffloadAdamW takes by name."""
 
-    # The norm of several backwards is read back for whoever asks the sentinel; a run knows that
+    # The norm of several backwards is read back for whoever asks `.grad`; a run knows that
     # nobody does.
     exact_norm: bool = option(True, "", alias="_exact_norm")
     # Whether a speculative step keeps its gradients where nobody clips inside step(): others may

@@ -16,6 +16,7 @@ import torch
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.offload.weight_bits import Checksum, checksum, differ
 
 
@@ -102,7 +103,7 @@ class EditedWeights:
 
 def master_of(parameter: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
     """The f32 master of a weight: what is known of it, where that is still what it stands for."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch_private.asking_no_class():
         weight = parameter.detach().cpu()
         if known is None:
             return weight.to(torch.float32, copy=True)
@@ -111,5 +112,5 @@ def master_of(parameter: torch.Tensor, known: torch.Tensor | None) -> torch.Tens
 
 
 def _place(parameter: torch.Tensor) -> tuple[int, int]:
-    with torch._C.DisableTorchFunctionSubclass():
-        return parameter._version, parameter.data_ptr()
+    with torch_private.asking_no_class():
+        return torch_private.version(parameter), parameter.data_ptr()

@@ -15,9 +15,9 @@ from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument, Timeout
 from sluiceway.model.targets import Selection
 from sluiceway.model.whole_weights import select_whole
-from sluiceway.optim.documented import documents_options
-from sluiceway.optim.guards.plain_state import plain_state
-from sluiceway.optim.hooked_optimizer import HookedOptimizer
+from sluiceway.optim.common.documented import documents_options
+from sluiceway.optim.common.engine_optimizer import EngineOptimizer
+from sluiceway.optim.common.state import STATE_KEY, frame_of
 from sluiceway.optim.offload.arguments import OffloadArguments, open_engine, resolve_policy
 from sluiceway.optim.offload.cores import core_settings, target_of, whole_groups
 from sluiceway.optim.offload.edited_weights import EditedWeights
@@ -34,15 +34,14 @@ from sluiceway.optim.offload.state import (
     tensors_of,
     with_frame,
 )
-from sluiceway.optim.state import STATE_KEY, frame_of
 
-# The sentinel's norm where that of a sum was not asked for: whoever clips by it, scales it.
+# What stands for the norm of a sum that was not asked for: whoever clips by it, scales by it.
 _UNKNOWN_NORM = 1e15
 _NO_DISK = {"disk_read": 0, "disk_written": 0}  # A store in memory has drives, but no disk.
 
 
 @documents_options(OffloadArguments)
-class OffloadAdamW(HookedOptimizer):
+class OffloadAdamW(EngineOptimizer):
     """Full AdamW whose moments and f32 masters are in host memory or on disk.
 
     Gradients leave the device during backward and are rounded to `gradients` on the way; AdamW
@@ -68,28 +67,12 @@ class OffloadAdamW(HookedOptimizer):
     `step()`, one element or all, by whatever way, goes on from what it is then; one that is changed
     between backward and `step()` is refused.
 
-    What differs from torch's own optimizers: updates are applied while the next forward already
-    runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
-    weights, `copy.deepcopy(model)`, `torch.save(model)`. Two kinds of readers cannot be made to
-    wait, and call `synchronize()` first: tensors that were made from a parameter's storage before
-    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and what
-    goes around torch's function protocol (TorchScript, `torch.tensor(p)`, `t.set_(p)`,
-    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). On a card the first read of
-    a weight makes two streams wait for its update: the stream that reads, and the stream that
-    `step()` was called on. Who reads on a third stream lets it wait for one of these after that
-    read, or calls `synchronize()`. In a process that has compiled anything with torch.compile,
-    `step()` itself waits. A forked child reads weights that were applied before the fork, and
-    trains nothing. One process trains the model: groups of several ranks, DDP and FSDP are refused.
-    Gradients have one common norm in `.grad` of one parameter, of order 2:
-    `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
-    `clip_grad_norm_` here. With several backwards a step that norm is read back from the store
-    after each of them; with a number as `accumulate` after the last of as many, and clipping before
-    that is refused. Gradients may be scaled, zeroed or set aside as a whole after backward; what
-    edits them one by one belongs in `p.register_hook()`, and a part of the model is frozen by
-    `requires_grad_(False)` before the forward. `opt.state` is empty, `state_dict()` has all. An
-    open optimizer shares no parameter with another one, and no store. `step()` uses up the
-    gradients: a second one is refused unless they were zeroed in between. Threads may share the
-    model, with one backward at a time. The optimizer itself cannot be copied or pickled.
+    docs/contract.md says on one page where this differs from torch's own optimizers. `.grad` of a
+    compressed weight has the norm of the gradient and not its values. Updates are applied while the
+    next forward runs, and every read of a weight through torch's functions waits for its update.
+    With several backwards a step the norms are read back from the store after each of them; with a
+    number as `accumulate` after the last of as many, and clipping before that is refused. An open
+    optimizer shares no store with another one.
 
     Parameters
     ----------
@@ -136,7 +119,7 @@ class OffloadAdamW(HookedOptimizer):
 
     @cached_property
     def core_settings(self) -> dict[str, Any]:
-        """Of the codec, those that a run cannot go on without."""
+        """Settings of the codec that a run cannot go on without."""
         return core_settings(self)
 
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
@@ -182,11 +165,11 @@ class OffloadAdamW(HookedOptimizer):
                 )
             return 0
         run = run_of_commit(self)
-        self._standing.half_loaded = True
+        self._progress.half_loaded = True
         take_masters(self)
         take_up_run(self, run)
         self._taken_up()
-        self._standing.half_loaded = False
+        self._progress.half_loaded = False
         return self.engine.committed_steps
 
     def _taken_up(self) -> None:
@@ -202,7 +185,7 @@ class OffloadAdamW(HookedOptimizer):
             )
 
     def close(self) -> None:
-        """As every optimizer's; what was trained is on the medium, and the store is let go."""
+        """Close the optimizer; what was trained is on the medium, and the store is let go."""
         try:
             super().close()
         except Timeout:  # A lane still uses the engine.
@@ -235,14 +218,14 @@ class OffloadAdamW(HookedOptimizer):
         note_run(self, run)
 
     def run_state(self) -> bytes:
-        """What `set_run_state()` gave to the last commit; empty without."""
+        """Return what `set_run_state()` gave to the last commit; empty without."""
         self._check_open()
         return run_of_user(self)
 
-    # ---- GradientSink ----
+    # ---- What the hooks of the model tell ----
 
     def begin_backward(self) -> None:
-        """As every backward."""
+        """Begin a backward, from the weights as others have left them."""
         super().begin_backward()
         if not self.engine.has_gradient():
             self._edited.take_over()
@@ -252,21 +235,29 @@ class OffloadAdamW(HookedOptimizer):
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """Let it leave the device; it lives until it has."""
-        self._standing.given.add(weight)
+        self._progress.given.add(weight)
         (row,) = self.weights[weight].matrices(gradient.contiguous())
         self.engine.add_gradient(weight, row, self.device.compute())
 
-    def _end_gathering(self) -> Callable[[], float]:
+    def _end_gathering(self) -> None:
         promised = self.options.accumulate
         whole = promised == "auto" or self._backwards >= promised
         norm, finite = self.engine.end_backward(self.options.exact_norm and whole)
         self._norm_known = not (finite and math.isnan(norm))
-        told = norm if self._norm_known else _UNKNOWN_NORM
-        return lambda: told
+
+    def _norms_later(self) -> Callable[[], list[float]]:
+        if self._norm_known:
+            return super()._norms_later()
+        count = len(self.weights)
+        return lambda: [_UNKNOWN_NORM] * count
 
     def _sizes(self) -> list[tuple[float, float]]:
         if not self._norm_known:  # Whoever asks now needs them.
+            for factor in self.carrier.factors().values():
+                self._refuse_guessed_clip(factor)
             self.engine.end_backward(True)
+            self._norm_known = True
+            self.carrier.tell_again(self._norms_later())
         return super()._sizes()
 
     def _drop(self) -> None:
@@ -277,7 +268,7 @@ class OffloadAdamW(HookedOptimizer):
         super()._use_up()
         self._backwards = 0
 
-    # ---- HookedOptimizer ----
+    # ---- EngineOptimizer ----
 
     def _landed(self) -> Callable[[int], None]:
         return self._edited.landed
@@ -290,8 +281,9 @@ class OffloadAdamW(HookedOptimizer):
         unscale: float,
         squares: float,
     ) -> tuple[bool, float, float]:
-        if not self._norm_known and not own_factors and self.options.exact_norm:
-            self._refuse_guessed_clip(factor / unscale)
+        if not self._norm_known and self.options.exact_norm:
+            for own in own_factors or [1.0]:
+                self._refuse_guessed_clip(factor / unscale * own)
         self._edited.take_over()
         outcome = self.engine.step(
             self._hypers(),
@@ -308,7 +300,7 @@ class OffloadAdamW(HookedOptimizer):
         return outcome
 
     def _refuse_guessed_clip(self, scaled: float) -> None:
-        """Who scaled the sentinel has seen a norm that is none."""
+        """Refuse a scaling by somebody who has seen a norm that is none."""
         if math.isfinite(scaled) and abs(scaled - 1.0) > 1e-6:
             raise InvalidArgument(
                 f"{self._owner}.step: gradients were scaled by {scaled:.6g} after "
@@ -348,9 +340,10 @@ class OffloadAdamW(HookedOptimizer):
         Accelerate may ask for it, and load it, before it loads that of a checkpoint.
         """
         self._check_open()
-        if self._held and not self._standing.half_loaded:
+        if self._held and not self._progress.half_loaded:
+            self._before_save()
             frame = {**frame_of(self), **self._own_state(), "held": True}
-            return {**torch.optim.Optimizer.state_dict(self), STATE_KEY: frame}
+            return self._changed_by("saved", {**self._torch_state(), STATE_KEY: frame})
         self._check_loaded()
         self.synchronize()
         self._edited.take_over()
@@ -359,7 +352,7 @@ class OffloadAdamW(HookedOptimizer):
         return super().state_dict()
 
     def unpinned_state(self) -> dict[str, Any]:
-        """As `state_dict()`, of a commit that stays only until the next step, or `pin()`."""
+        """Return `state_dict()` of a commit that stays only until the next step, or `pin()`."""
         self.commit()
         return super().state_dict()
 
@@ -383,7 +376,26 @@ class OffloadAdamW(HookedOptimizer):
         KeyboardInterrupt
             Ctrl-C; if something was put back by then, nothing but another load is taken.
         """
-        super().load_state_dict(with_frame(self, plain_state(state_dict, to_host=True)))
+        super().load_state_dict(state_dict)
+
+    def _framed(self, state_dict: Any) -> Any:
+        return with_frame(self, state_dict)
+
+    def _keeps_entries(self) -> bool:
+        return self.options.tier == "host"
+
+    def has_states(self) -> bool:
+        """Return whether the store has states of this run, that others may see."""
+        return super().has_states() and not self._held
+
+    def engine_states_of(self, weight: int) -> list[dict[str, Any]]:
+        """Copy the state of a parameter: step, moments and master."""
+        return [self.engine.tensor_state(weight)]
+
+    def take_engine_states(self, weight: int, states: list[dict[str, Any]]) -> None:
+        """Put another state in the place of that; the next commit makes it durable."""
+        (state,) = states
+        self.engine.load_tensor_state(weight, **state)
 
     def _weight_states(self) -> dict[int, dict[str, Any]]:
         return {} if self.options.tier == "disk" else tensors_of(self)

@@ -16,9 +16,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import Corrupt, InvalidArgument
-from sluiceway.optim.offload.cores import WHOLE
-from sluiceway.optim.offload.edited_weights import master_of
-from sluiceway.optim.state import (
+from sluiceway.optim.common.state import (
     STATE_KEY,
     check_count,
     check_entries,
@@ -26,6 +24,8 @@ from sluiceway.optim.state import (
     check_settings,
     frame_of,
 )
+from sluiceway.optim.offload.cores import WHOLE
+from sluiceway.optim.offload.edited_weights import master_of
 
 if TYPE_CHECKING:
     from sluiceway.optim.offload.optimizer import OffloadAdamW
@@ -194,4 +194,4 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
 def take_up_run(optimizer: OffloadAdamW, run: dict[str, Any]) -> None:
     """Go on with the counts of a `run_of_commit`."""
     optimizer.loss_scale.load(*run["loss_scale"])
-    optimizer._standing.skipped_steps = int(run["skipped_steps"])
+    optimizer._progress.skipped_steps = int(run["skipped_steps"])

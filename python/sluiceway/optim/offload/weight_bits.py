@@ -12,6 +12,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.machine.device_ops import Made
+from sluiceway.optim.common import torch_private
 
 Checksum = int | Made
 
@@ -24,7 +25,7 @@ def checksum(weight: torch.Tensor) -> Checksum:
     """Of all elements of a contiguous tensor, in their order."""
     if weight.device.type == "cpu":
         return _core.bits_checksum(weight)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch_private.asking_no_class():
         return sums_of_bits(weight.detach())
 
 
@@ -47,7 +48,7 @@ def _weighted(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def differ(pairs: Iterable[tuple[Checksum, Checksum]]) -> list[bool]:
-    """Whether each two are of different bits; waits once for those that are on a card."""
+    """Return whether each two are of different bits; waits once for those that are on a card."""
     pairs = list(pairs)
     on_card = [a.take() != b.take() for a, b in pairs if isinstance(a, Made)]
     found = iter(torch.stack(on_card).any(1).tolist() if on_card else [])

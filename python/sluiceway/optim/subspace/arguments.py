@@ -15,7 +15,7 @@ from sluiceway.config.values import Refresh, RefreshSection
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.one_input import first_of_input
 from sluiceway.model.targets import CompressedWeight
-from sluiceway.optim.tier_limits import lane_threads, parameter_bytes, tier_limits
+from sluiceway.optim.common.tier_limits import lane_threads, parameter_bytes, tier_limits
 
 FUSED_CODEC = "block_random"
 """What "auto" is where linears are fused: svd's products would be as large as those saved."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common import torch_private
 
 
 class Calibration:
@@ -63,7 +64,7 @@ class Calibration:
         self._left = left
 
     def due(self) -> bool:
-        """Whether it is time, and nothing is gathered that a backward would disturb."""
+        """Return whether it is time, and nothing is gathered that a backward would disturb."""
         free = self._closure is not None and not self.running and not self._engine.has_gradient()
         return free and self._engine.calibration_due()
 
@@ -85,8 +86,8 @@ class Calibration:
         model = self._model()
         others = [p for p in model.parameters() if id(p) not in self._own and p.requires_grad]
         # What a hook does with a gradient, of another optimizer for one, cannot be taken back.
-        hooked = [p for p in others if p._post_accumulate_grad_hooks]
-        gradients = [(p, p.grad) for p in others if not p._post_accumulate_grad_hooks]
+        hooked = [p for p in others if torch_private.accumulation_hooks(p)]
+        gradients = [(p, p.grad) for p in others if not torch_private.accumulation_hooks(p)]
         for parameter in hooked:
             parameter.requires_grad_(False)
         for parameter, _ in gradients:

@@ -10,7 +10,7 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import select_weights
-from sluiceway.optim.guards.chosen import check_model
+from sluiceway.optim.common.parameters import check_model
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 

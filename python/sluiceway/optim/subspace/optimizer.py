@@ -13,11 +13,9 @@ from sluiceway import _core
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection
-from sluiceway.optim.documented import documents_options
-from sluiceway.optim.fused.fusing import FusedLinears, fuse_own
-from sluiceway.optim.guards.chosen import select_compressed
-from sluiceway.optim.hooked_optimizer import HookedOptimizer
-from sluiceway.optim.hyperparameters import check_group
+from sluiceway.optim.common.documented import documents_options
+from sluiceway.optim.common.engine_optimizer import EngineOptimizer
+from sluiceway.optim.common.parameters import check_group, select_compressed
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     engine_for,
@@ -27,6 +25,7 @@ from sluiceway.optim.subspace.arguments import (
 from sluiceway.optim.subspace.calibration import Calibration
 from sluiceway.optim.subspace.choices import reasons
 from sluiceway.optim.subspace.early_residuals import EarlyResiduals
+from sluiceway.optim.subspace.fused.fusing import FusedLinears, fuse_own
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
 from sluiceway.optim.subspace.state import (
     check_engine_state,
@@ -39,7 +38,7 @@ _ZERO = 1e-20  # A factor on residuals, which divide by it; nothing is left of t
 
 
 @documents_options(SubspaceArguments)
-class SubspaceAdamW(HookedOptimizer):
+class SubspaceAdamW(EngineOptimizer):
     """AdamW on compressed gradients, with moments and update on the host, layer by layer.
 
     For each compressed weight W (m x n): S = P^T G Q leaves the device during backward, AdamW runs
@@ -51,28 +50,9 @@ class SubspaceAdamW(HookedOptimizer):
     than 1 % of all, and why. Embeddings and head are frozen unless `embeddings="identity"`, or
     unless they stand in one of the `param_groups`.
 
-    What differs from torch's own optimizers: updates are applied while the next forward already
-    runs, each before its weight is read, wherever that is: by a layer, `p.data`, an average of
-    weights, `copy.deepcopy(model)`, `torch.save(model)`. Two kinds of readers cannot be made to
-    wait, and call `synchronize()` first: tensors that were made from a parameter's storage before
-    `step()` (a view, `p.detach()`, an array, a storage, which must not be resized either), and what
-    goes around torch's function protocol (TorchScript, `torch.tensor(p)`, `t.set_(p)`,
-    `DisableTorchFunctionSubclass`, `allow_mutation_on_saved_tensors`). On a card the first read of
-    a weight makes two streams wait for its update: the stream that reads, and the stream that
-    `step()` was called on. Who reads on a third stream lets it wait for one of these after that
-    read, or calls `synchronize()`. In a process that has compiled anything with torch.compile,
-    `step()` itself waits. A forked child reads weights that were applied before the fork, and
-    trains nothing. One process trains the model: groups of several ranks, DDP and FSDP are refused.
-    Gradients of compressed weights have one common norm in `.grad`, of order 2:
-    `torch.nn.utils.clip_grad_norm_` over all parameters is right, for any other clipping there is
-    `clip_grad_norm_` here. Gradients may be scaled, zeroed or set aside as a whole after backward;
-    what edits them one by one belongs in `p.register_hook()`, and a part of the model is frozen by
-    `requires_grad_(False)` before the forward, as a compressed weight whose own `.grad` is None
-    cannot tell of either. `opt.state` has the moments of other parameters only, `state_dict()` has
-    all. An open optimizer shares no parameter with another one. `step()` uses up the gradients of
-    compressed weights: a second one is refused unless gradients were zeroed in between, as torch's
-    would be used again. Threads may share the model, with one backward at a time. The optimizer
-    itself cannot be copied or pickled.
+    docs/contract.md says on one page where this differs from torch's own optimizers. `.grad` of a
+    compressed weight has the norm of the gradient and not its values. Updates are applied while the
+    next forward runs, and every read of a weight through torch's functions waits for its update.
 
     Parameters
     ----------
@@ -144,7 +124,7 @@ class SubspaceAdamW(HookedOptimizer):
         return engine
 
     def _factors_of_rates(self) -> list[float]:
-        """Of each of the engine's weights, but one of an embedding or the head, whose it is 1."""
+        """Return the factor of each of the engine's weights; 1 for embeddings and head."""
         if not self._has_own_rates:
             return [1.0] * len(self.of_engine)
         identity = self.of_engine.spread(w.identity for w in self.weights)
@@ -164,29 +144,27 @@ class SubspaceAdamW(HookedOptimizer):
         for number in numbers:
             engine.hold_residual(number)
 
-    # ---- GradientSink ----
+    # ---- What the hooks of the model tell ----
 
     def before_forward(self, training: bool) -> None:
         """A forward of the whole model begins."""
         super().before_forward(training)
         if training and not self._in_flight.forked() and self._calibration.due():
-            with self._hooks.backward.reserved(), self.sentinel.aside():
-                taken = set(self._hooks.taken)
+            with self._hooks.backward.reserved(), self.carrier.aside():
                 self._calibration.run()
-                self._hooks.taken.intersection_update(taken)
 
     def used_again(self, weight: int) -> None:
-        """Its residual waits for the sum of its gradients, whatever was promised."""
+        """Let a weight's residual wait for the sum of its gradients, whatever was promised."""
         self._hold_residuals(self.engine, self.of_engine.numbers(weight))
 
     def expect_scaled_loss(self) -> None:
         """Residuals wait until `step()` knows the scale."""
-        if not self._standing.scaled_loss:
+        if not self._progress.scaled_loss:
             self._hold_residuals(self.engine, range(len(self.of_engine)))
         super().expect_scaled_loss()
 
     def begin_backward(self) -> None:
-        """As every backward; with a promise, the engine may update weights while it runs."""
+        """Begin a backward; with a promise, the engine may update weights while it runs."""
         self._calibration.begin_backward()
         if self._calibration.running:
             return
@@ -200,7 +178,7 @@ class SubspaceAdamW(HookedOptimizer):
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
         """Compress it; the whole of it is kept for as long as its residual needs it."""
         if not self._calibration.running:
-            self._standing.given.add(weight)
+            self._progress.given.add(weight)
         matrices = self.weights[weight].matrices(gradient)
         for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
             self._add_matrix(number, matrix)
@@ -208,13 +186,13 @@ class SubspaceAdamW(HookedOptimizer):
 
     def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
         """Sum it up, as the core of a gradient that nobody formed."""
-        self._standing.given.add(weight)
+        self._progress.given.add(weight)
         (number,) = self.of_engine.numbers(weight)
         self.engine.add_core(number, core, whole, self.device.compute())
 
     @property
     def calibrating(self) -> bool:
-        """Whether a closure's gradients measure projectors, and train nothing."""
+        """Return whether a closure's gradients measure projectors, and train nothing."""
         return self._calibration.running
 
     def _add_matrix(self, number: int, gradient: torch.Tensor) -> None:
@@ -227,17 +205,15 @@ class SubspaceAdamW(HookedOptimizer):
             self._gradients.done(number)
 
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
-        """As every backward, but a calibration's."""
+        """End a backward, but not a calibration's."""
         if not self._calibration.running:
             super().end_backward(forward_began, backward_began)
 
-    def _end_gathering(self) -> Callable[[], float]:
-        engine = self.engine
-        engine.end_backward()
-        return lambda: engine.gathered_norm()[0]
+    def _end_gathering(self) -> None:
+        self.engine.end_backward()
 
     def lose_gradient(self, weight: int) -> None:
-        """As every one, but a calibration's, which trains nothing."""
+        """Remember a lost gradient, but not a calibration's, which trains nothing."""
         if not self._calibration.running or self._hooks.backward.elsewhere():
             super().lose_gradient(weight)
 
@@ -250,14 +226,14 @@ class SubspaceAdamW(HookedOptimizer):
         self._early.warn(trained, "the gradients of a backward were dropped without step()")
 
     def _refuse_scaler(self) -> None:
-        if self._residual_at_once and not self._standing.scaled_loss:
+        if self._residual_at_once and not self._progress.scaled_loss:
             raise InvalidArgument(
                 "SubspaceAdamW: a GradScaler scales the gradients, but accumulate="
                 f"{self.options.accumulate} lets residuals train before it unscales them; "
                 "expected accumulate='auto'"
             )
 
-    # ---- HookedOptimizer ----
+    # ---- EngineOptimizer ----
 
     def _landed(self) -> Callable[[int], None]:
         gradients, of_engine = self._gradients, self.of_engine
@@ -282,9 +258,10 @@ class SubspaceAdamW(HookedOptimizer):
     ) -> tuple[bool, float, float]:
         if self._residual_at_once:
             self._early.check(super()._hypers())
-        # Whole gradients do not follow what others did to the sentinel, but for a scaler's part
-        # and for zeros.
-        of_residuals = factor if self._standing.scaled_loss else unscale
+        self._refuse_zeros_in_part(factor, own_factors)
+        # Whole gradients do not follow what others did to norms, but for a scaler's part and for
+        # zeros.
+        of_residuals = factor if self._progress.scaled_loss else unscale
         if factor == 0:
             of_residuals = _ZERO
             self._early.warn(self._early.trained(), "gradients were zeroed before step()")
@@ -298,8 +275,22 @@ class SubspaceAdamW(HookedOptimizer):
             self.fused_linears.bias.end_step()
         return skipped, norm, clip
 
+    def _refuse_zeros_in_part(self, factor: float, own_factors: list[float]) -> None:
+        """Refuse zeros in some gradients, as a residual would train its weight all the same."""
+        if factor == 0 or 0.0 not in own_factors:
+            return
+        for weight, own in zip(self.weights, own_factors, strict=True):
+            numbers = self.of_engine.numbers(self.weights.index(weight))
+            kinds = (self.engine.describe(number)["residual"] for number in numbers)
+            if own == 0 and any(kind != "none" for kind in kinds):
+                raise InvalidArgument(
+                    f"{self._owner}.step: the gradient of {weight.name} was zeroed and others were "
+                    "not, expected all or none, as the residual of a weight does not follow its "
+                    "norm; freeze a part by requires_grad_(False) before the forward"
+                )
+
     def describe(self) -> list[dict[str, Any]]:
-        """As of every engine; `why` says why a weight has its codec."""
+        """Describe each weight; `why` says why it has its codec."""
         described = zip(super().describe(), reasons(self), strict=True)
         return [{**costs, "why": why} for costs, why in described]
 

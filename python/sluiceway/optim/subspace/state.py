@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.state import (
+from sluiceway.optim.common.state import (
     STATE_KEY,
     check_count,
     check_entries,

@@ -15,8 +15,10 @@ from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.blocks import BlockList
-from sluiceway.optim.documented import documents_options
-from sluiceway.optim.hyperparameters import check_number
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.documented import documents_options
+from sluiceway.optim.common.parameters import check_number
+from sluiceway.optim.common.states import StateHooks
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.halves.measurement import Measurement
 from sluiceway.optim.zo.halves.random_state import RandomState
@@ -41,7 +43,7 @@ from sluiceway.optim.zo.weights import TrainedWeight
 
 
 @documents_options(ZoArguments)
-class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
+class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
@@ -273,7 +275,9 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
     # ---- What others do to the weights ----
 
     def _current_versions(self) -> list[tuple[int, int]]:
-        return [(w.parameter.data_ptr(), w.parameter._version) for w in self._of.weights]
+        return [
+            (w.parameter.data_ptr(), torch_private.version(w.parameter)) for w in self._of.weights
+        ]
 
     def _changed_weights(self) -> list[TrainedWeight]:
         self._tier.rest()
@@ -350,7 +354,8 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:
-        return super().state_dict() | saved_frame(self)
+        self._before_save()
+        return self._changed_by("saved", super().state_dict() | saved_frame(self))
 
     @usable_later
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -371,8 +376,9 @@ class ZoSgd(LoggedSteps, Snapshots, torch.optim.Optimizer):
         """
         if isinstance(self._tier, HostTier):
             self._check_unchanged("load_state_dict")
-        take_state(self, state_dict)
+        take_state(self, self._before_load(state_dict))
         self._versions = self._current_versions()
+        self._after_load()
 
     # ---- What every optimizer of ours has ----
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.model.blocks import find_blocks, weights_by_block
 from sluiceway.model.rehearsal import living_bytes
+from sluiceway.optim.common import torch_private
 
 
 class PerturbedCopies:
@@ -88,7 +89,11 @@ class StreamedUses:
         model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
         model.register_forward_hook(lambda *_: self._meet(0))  # A half that is done holds a loss.
         for module in model.modules():
-            trained = [p for p in module._parameters.values() if p is not None and p.requires_grad]
+            trained = [
+                p
+                for p in torch_private.held_parameters(module).values()
+                if p is not None and p.requires_grad
+            ]
             if trained:
                 module.register_forward_pre_hook(lambda *_, of=trained: self._call(of))
 

@@ -10,8 +10,8 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import check_storage, owners_of
-from sluiceway.optim.hyperparameters import groups_of_model
-from sluiceway.optim.open_model.ownership import refuse_taken
+from sluiceway.optim.common.ownership import refuse_taken
+from sluiceway.optim.common.parameters import groups_of_model
 from sluiceway.optim.zo.weights import TrainedWeight, check_weight
 
 

@@ -9,14 +9,14 @@ import torch
 
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.guards.plain_state import plain_state
-from sluiceway.optim.hyperparameters import check_number, numbered_parameters
-from sluiceway.optim.state import (
+from sluiceway.optim.common.parameters import check_number, numbered_parameters
+from sluiceway.optim.common.state import (
     STATE_KEY,
     check_count,
     check_entries,
     check_moment,
     check_settings,
+    plain_state,
 )
 from sluiceway.optim.zo.device_tier import DeviceTier
 from sluiceway.optim.zo.host.host_tier import HostTier

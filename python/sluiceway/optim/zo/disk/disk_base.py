@@ -12,7 +12,7 @@ from sluiceway import _core
 from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.striping import weights_of_new
-from sluiceway.optim.tier_limits import tier_limits
+from sluiceway.optim.common.tier_limits import tier_limits
 from sluiceway.optim.zo.host.base import absent
 from sluiceway.optim.zo.tier import Training
 from sluiceway.store.drives import drive_warnings

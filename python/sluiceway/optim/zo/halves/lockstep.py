@@ -23,7 +23,7 @@ import torch
 
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.open_model.compilation import uncompiled
+from sluiceway.optim.common.compilation import uncompiled
 
 
 class Turns(Protocol):

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.zo.halves.lockstep import LockStep
 from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.halves.same_inputs import SameInputs
@@ -95,7 +96,7 @@ class Measurement:
     ) -> None:
         self._of, self._source, self._halves, self._inputs = measured, source, halves, inputs
         self._lockstep = LockStep(measured.owner, [half.name for half in halves], self)
-        with torch._C.DisableTorchFunctionSubclass():  # Of weights that lie elsewhere, too.
+        with torch_private.asking_no_class():  # Of weights that lie elsewhere, too.
             self._own = {id(p): p.data for p in measured.parameters}
         self._resting = self._own | measured.resting
         self._frames: list[list[_Frame]] = [[] for _ in halves]
@@ -196,7 +197,7 @@ class Measurement:
         inside = {id(m) for unit in self._of.units for m in unit.module.modules()}
         trained = {id(p) for p in self._of.parameters}
         for name, module in self._of.model.named_modules():
-            reads = any(id(p) in trained for p in module._parameters.values())
+            reads = any(id(p) in trained for p in torch_private.held_parameters(module).values())
             whole = module is self._of.model
             if whole or (reads and id(module) not in inside):
                 first = partial(self._called, name or type(module).__name__, whole)

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.model_hooks import NothingWhenCopied
 from sluiceway.optim.zo.host.base import Base, absent
 from sluiceway.optim.zo.host.logged_engine import LoggedEngine
 from sluiceway.optim.zo.tier import Training
@@ -41,7 +42,7 @@ class BaseWeights:
         self._hooks = [
             module.register_state_dict_post_hook(_StateHook(self, module))
             for module in training.model.modules()
-            if any(map(self.has, module._parameters.values()))
+            if any(map(self.has, torch_private.held_parameters(module).values()))
         ]
 
     def has(self, p: nn.Parameter | None) -> bool:
@@ -166,6 +167,6 @@ class _StateHook(NothingWhenCopied):
         weights = self._weights()
         if weights is None or called is not self._module():
             return
-        for name, p in called._parameters.items():
+        for name, p in torch_private.held_parameters(called).items():
             if weights.has(p) and prefix + name in state:
                 state[prefix + name] = weights.theta_in(state, p)

@@ -21,8 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.open_model.in_flight import LOOKS
-from sluiceway.optim.open_model.transforms import tell_before_wrapping
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.zo.halves.substitution import is_no_read
 
 # Of a tensor that has the type and the place already they return the tensor itself.
@@ -67,20 +66,20 @@ class _Elsewhere:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         converts = name in _CONVERSIONS
-        if not (converts or name in _LOOKS or is_no_read(func) or func in LOOKS):
+        if not (converts or name in _LOOKS or is_no_read(func) or func in torch_private.LOOKS):
             for leaf in tree_leaves((args, kwargs)):
                 _check(leaf)
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.asking_no_class():
             result = func(*args, **kwargs)
         if converts and isinstance(result, torch.Tensor) and result is not args[0]:
             _check(args[0])  # It was not what it is to be, so its elements were read.
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch_private.asking_no_class():
                 return func(*args, **kwargs)
         return result
 
     def _sluiceway_check(self) -> None:
         keeper = getattr(self, _KEEPER)()
-        if keeper is None or not torch._C._is_torch_function_enabled():
+        if keeper is None or not torch_private.classes_are_asked():
             return  # The optimizer was dropped unclosed, or its own code asks.
         if keeper.settle(self):
             return
@@ -92,7 +91,7 @@ class _Elsewhere:
 
     def _sluiceway_copy(self) -> nn.Parameter:
         keeper, kind = getattr(self, _KEEPER)(), type(self).landed
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.asking_no_class():
             theta = self.detach().clone() if keeper is None else keeper.theta_on_host(self)
             return kind(theta, self.requires_grad)
 
@@ -103,7 +102,7 @@ class _Elsewhere:
     def detach(self) -> torch.Tensor:
         if sys._getframe(1).f_code is not _SAVES:
             self._sluiceway_check()
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.asking_no_class():
             return super().detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -133,7 +132,7 @@ class WeightsElsewhere:
 
     def __init__(self, keeper: Keeper, parameters: list[nn.Parameter]) -> None:
         self._keeper, self._parameters = weakref.ref(keeper), parameters
-        tell_before_wrapping(_check)
+        torch_private.tell_before_wrapping(_check)
         self.take_out(parameters)
 
     def take_out(self, parameters: Iterable[nn.Parameter]) -> None:

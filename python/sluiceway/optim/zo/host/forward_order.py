@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.open_model.compilation import uncompiled
+from sluiceway.optim.common.compilation import uncompiled
 from sluiceway.optim.zo.halves.random_state import RandomState
 from sluiceway.optim.zo.host.reader import Call, Reader
 from sluiceway.optim.zo.weights import TrainedWeight

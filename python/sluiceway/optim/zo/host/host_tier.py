@@ -17,7 +17,8 @@ from torch import nn
 
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.open_model.ownership import hold
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.ownership import hold
 from sluiceway.optim.zo.halves.measurement import Measured, Measurement
 from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
 from sluiceway.optim.zo.host.base import Base
@@ -127,7 +128,7 @@ class StreamedTier:
 
     def _use_of(self, weight: TrainedWeight, call: int) -> tuple[Any, ...]:
         p, number = weight.parameter, self._lies.number(weight.parameter)
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.asking_no_class():
             like = self._lies.of(p) if number < 0 else p.data
         return weight.name, like, weight.group, call, p.dim() < 2, number
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sluiceway import _core
 from sluiceway.base.atomic import replace_file
 from sluiceway.errors import Corrupt, InvalidArgument
-from sluiceway.optim.tier_limits import tier_limits
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.tier_limits import tier_limits
 from sluiceway.optim.zo.host.base import Base
 from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
 from sluiceway.optim.zo.tier import Training
@@ -92,7 +91,7 @@ class LoggedEngine(StreamingEngine):
         if options.noise != "lowrank":
             return {"rank": 0, "period": 0, "trained": []}
         trained = []
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.asking_no_class():
             for w in self._of.weights:  # For a matrix the engine needs the shape alone.
                 p = w.parameter
                 trained.append((w.name, p.detach() if p.dim() >= 2 else self._base.of(p), w.group))

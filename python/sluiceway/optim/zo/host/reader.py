@@ -18,7 +18,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves
 
-from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.model_hooks import NothingWhenCopied
 from sluiceway.optim.zo.halves.substitution import is_no_read
 from sluiceway.optim.zo.host.elsewhere import Keeper, WeightsElsewhere
 from sluiceway.optim.zo.inference import outside_inference
@@ -125,7 +126,7 @@ class Reader(TorchFunctionMode):
             self._unwind()  # An interrupt ended the module's last call without a hook.
             self._seen = None
         self._begin(module)
-        for p in module._parameters.values():
+        for p in torch_private.held_parameters(module).values():
             self._bring(p)
 
     def _begin(self, module: nn.Module | None) -> None:
@@ -142,7 +143,7 @@ class Reader(TorchFunctionMode):
             self._end()
 
     def _end(self) -> None:
-        with torch._C.DisableTorchFunction():
+        with torch_private.asking_nobody():
             for p in self._calls.pop().reads:
                 p.data = self._own[id(p)]
                 self._elsewhere.take_out([p])
@@ -171,7 +172,7 @@ class Reader(TorchFunctionMode):
     def _bring(self, p: Any) -> None:
         if id(p) not in self._own or id(p) in self._present or not self._calls:
             return
-        with torch._C.DisableTorchFunction(), outside_inference():
+        with torch_private.asking_nobody(), outside_inference():
             theta = self._theta(p)
             self._calls[-1].reads.append(p)
             self._present.add(id(p))

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluiceway.optim.fused.fused_layer import why_not_fused
+from sluiceway.optim.subspace.fused.fused_layer import why_not_fused
 
 _LINEAR = ("input", "weight", "bias")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.errors import Error, InvalidArgument
-from sluiceway.optim.open_model.copied_hook import NothingWhenCopied
+from sluiceway.optim.common.model_hooks import NothingWhenCopied
 from sluiceway.optim.zo.host.base_weights import BaseWeights
 from sluiceway.optim.zo.parity.master_base import MasterBase
 from sluiceway.optim.zo.parity.written_engine import WrittenEngine

@@ -1,0 +1,259 @@
+"""Checks of parameters, groups and processes: each compares what is with what was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.model.targets import CompressedWeight, Selection
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.norm_gradient import NormGradient
+from sluiceway.optim.common.parameters import check_group
+
+
+def refuse_sparse(owner: str, name: str, gradient: torch.Tensor) -> None:
+    """Refuse a gradient that has only some of its elements."""
+    if gradient.layout is not torch.strided:
+        raise InvalidArgument(
+            f"{owner}: the gradient of {name} is {gradient.layout}, expected a dense one, as AdamW "
+            "has no others; leave sparse=True out"
+        )
+
+
+class WeightWatch:
+    """Remembers every trained parameter as it was when the optimizer was made.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    model : torch.nn.Module
+    selection : Selection
+        What is trained, and what is left out.
+    """
+
+    def __init__(self, owner: str, model: nn.Module, selection: Selection) -> None:
+        self._owner = owner
+        self._made_with = [(name, p, p.dtype, p.device) for name, p in selection.trained]
+        self._hooked = [
+            (w.name, w.parameter, torch_private.inside(w.parameter)) for w in selection.compressed
+        ]
+        self._ordinary, self._left_out = selection.ordinary, selection.left_out
+        self._trained = names = {id(p): name for name, p in selection.trained}
+        self._held = [
+            (names[id(p)], module, local, p)
+            for module in model.modules()
+            for local, p in torch_private.held_parameters(module).items()
+            if id(p) in names
+        ]
+        self._compressed = selection.compressed
+        self._last_hooks: list[int] = []
+
+    def check(self) -> None:
+        """Refuse a parameter that was converted, moved or swapped for another tensor.
+
+        Raises
+        ------
+        InvalidArgument
+            The first one is named.
+        """
+        for name, p, dtype, device in self._made_with:
+            with torch_private.asking_no_class():  # A look waits for no update.
+                same = p.dtype is dtype and p.device == device
+            if not same:
+                raise InvalidArgument(
+                    f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "
+                    f"{device} as when the optimizer was made; convert or move the model first, "
+                    "and make a new optimizer after changing a parameter"
+                )
+        for name, p, inside in self._hooked:
+            with torch_private.asking_no_class():
+                same = torch_private.inside(p) == inside
+            if not same:  # Our hooks are with what was inside.
+                raise InvalidArgument(
+                    f"{self._owner}: {name} was swapped for another tensor (torch.utils."
+                    "swap_tensors, or set_swap_module_params_on_conversion), expected the one "
+                    "that the optimizer was made for; make a new optimizer afterwards"
+                )
+
+    def check_step(self, groups: list[dict[str, Any]]) -> None:
+        """Refuse groups that hold other parameters now, and gradients that nobody can use.
+
+        Raises
+        ------
+        InvalidArgument
+            The first one is named.
+        """
+        for group in groups:
+            check_group(f"{self._owner}.step", group)
+        held = {id(p) for group in groups for p in group["params"]}
+        if held != self._trained.keys():
+            missing = [name for key, name in self._trained.items() if key not in held]
+            what = f"{missing[0]} is in none" if missing else "another tensor is in one"
+            raise InvalidArgument(
+                f"{self._owner}.step: {what} of the parameter groups now, expected those of the "
+                "constructor; set lr and weight_decay of a group to 0 to leave it as it is, or "
+                "make a new optimizer"
+            )
+        for name, p in self._ordinary:
+            if p.grad is not None:
+                refuse_sparse(f"{self._owner}.step", name, p.grad)
+        for name, p in self._left_out:
+            if p.requires_grad and p.grad is not None:
+                raise InvalidArgument(
+                    f"{self._owner}.step: {name} has a gradient, but was frozen when the optimizer "
+                    "was made, expected it to stay frozen; make a new optimizer after unfreezing "
+                    "(embeddings and head: embeddings='identity'), or name what is trained by "
+                    "param_groups="
+                )
+
+    def check_buffers(self) -> None:
+        """Refuse gradients that lie in a buffer, which would be empty after backward.
+
+        Raises
+        ------
+        InvalidArgument
+            The first weight is named.
+        """
+        for weight in self._compressed:
+            with torch_private.asking_no_class():  # A look waits for no update.
+                gradient = weight.parameter.grad
+            if gradient is None or isinstance(gradient, NormGradient):
+                continue
+            own_bytes = gradient.numel() * gradient.element_size()
+            if gradient.layout is torch.strided and gradient.untyped_storage().nbytes() > own_bytes:
+                raise InvalidArgument(
+                    f"{self._owner}: .grad of {weight.name} is a part of a larger tensor, expected "
+                    "None, as backward() takes it out of there; keep such a buffer for parameters "
+                    "that are not compressed"
+                )
+
+    def note_hooks(self) -> None:
+        """Remember the last hook of each compressed weight, which is ours."""
+        self._last_hooks = [self._last_hook(weight) for weight in self._compressed]
+
+    def check_hooks(self) -> None:
+        """Refuse a hook behind ours, which would find `.grad` empty.
+
+        Raises
+        ------
+        InvalidArgument
+            The first weight is named.
+        """
+        for weight, last in zip(self._compressed, self._last_hooks, strict=True):
+            if self._last_hook(weight) not in (last, None):
+                raise InvalidArgument(
+                    f"{self._owner}.step: {weight.name} got a post-accumulate hook after the "
+                    "optimizer was made, which finds .grad empty, expected none; register it "
+                    "before, or use register_hook()"
+                )
+
+    @staticmethod
+    def _last_hook(weight: CompressedWeight) -> int | None:
+        with torch_private.asking_no_class():
+            return next(reversed(torch_private.accumulation_hooks(weight.parameter)), None)
+
+    def check_held(self) -> None:
+        """Refuse a module that holds another parameter now, which nobody trains.
+
+        Between steps: within one, `torch.func.functional_call` puts others in their places.
+
+        Raises
+        ------
+        InvalidArgument
+            The first one is named.
+        """
+        for name, module, local, p in self._held:
+            now = torch_private.held_parameters(module).get(local, p)
+            if now is not p and now is not None:
+                raise InvalidArgument(
+                    f"{self._owner}: {name} is another parameter now than when the optimizer was "
+                    "made, expected the same one; make a new optimizer after moving the model or "
+                    "loading with assign=True"
+                )
+
+
+def refuse_split_model(owner: str, model: nn.Module) -> None:
+    """Refuse a model that is wrapped or sharded, and a process that is one of several ranks.
+
+    Raises
+    ------
+    Unavailable
+        What was found is named.
+    """
+    for name, module in model.named_modules():
+        if (wrapper := _wrapper(module)) is not None:
+            place = f"the model's {name}" if name else "the model"
+            raise Unavailable(
+                f"{owner}: {place} is wrapped in {wrapper}, expected a plain module in one "
+                "process; pass the module inside of it, and train without the wrapper"
+            )
+    for name, parameter in model.named_parameters():
+        if _is_dtensor(parameter):
+            raise _sharded(owner, name)
+    _refuse_ranks(owner)
+
+
+def refuse_split_since(owner: str, weights: Iterable[CompressedWeight]) -> None:
+    """Refuse the same where it came after the optimizer was made; nearly free where it did not.
+
+    Raises
+    ------
+    Unavailable
+        What was found is named.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    _refuse_ranks(owner)
+    if torch_private.runs_inside_ddp():
+        raise Unavailable(
+            f"{owner}: the model runs inside of DistributedDataParallel, expected a plain module "
+            "in one process; train without the wrapper"
+        )
+    for weight in weights:
+        for module in weight.modules:
+            held = torch_private.held_parameters(module).values()
+            if torch_private.is_managed_by_fsdp(module) or any(map(_is_dtensor, held)):
+                raise _sharded(owner, weight.name)
+
+
+def _refuse_ranks(owner: str) -> None:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks > 1:
+        raise Unavailable(
+            f"{owner}: a process group of {ranks} ranks is initialised, expected one process, as "
+            "gradients are not averaged over ranks; start one process, or use torch.optim.AdamW"
+        )
+
+
+def _wrapper(module: nn.Module) -> str | None:
+    """Return the name of a wrapper that spreads a module over devices or processes."""
+    if isinstance(module, DistributedDataParallel | DataParallel):
+        return type(module).__name__
+    # Only a module that was imported already can have wrapped anything.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return None
+    if isinstance(module, fsdp.FullyShardedDataParallel):
+        return "FullyShardedDataParallel (FSDP1)"
+    return "fully_shard (FSDP2)" if isinstance(module, fsdp.FSDPModule) else None
+
+
+def _is_dtensor(parameter: torch.Tensor | None) -> bool:
+    sharding = sys.modules.get("torch.distributed.tensor")
+    return sharding is not None and isinstance(parameter, sharding.DTensor)
+
+
+def _sharded(owner: str, name: str) -> Unavailable:
+    return Unavailable(
+        f"{owner}: {name} is sharded (a DTensor, or managed by FSDP), expected whole "
+        "parameters in one process; train without fully_shard() and FSDP"
+    )

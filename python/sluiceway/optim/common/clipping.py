@@ -1,0 +1,86 @@
+"""Clipping by norm where the gradients are, of any weights and of order 2 or inf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.optim.common.ordinary import gradient_norms
+from sluiceway.optim.common.parameters import check_number
+
+
+def factor_of_clipping(
+    sizes: dict[int, tuple[float, float]],
+    gradients: list[torch.Tensor],
+    max_norm: float,
+    order: float,
+    scale: float,
+) -> tuple[float, float]:
+    """Return the common norm of some gradients, and the factor that clips them.
+
+    Parameters
+    ----------
+    sizes : dict
+        Norm and largest element of each compressed gradient to clip.
+    gradients : list of torch.Tensor
+        The others to clip.
+    max_norm : float
+    order : float
+        2 or inf.
+    scale : float
+        Undoes a loss scale that all gradients have.
+    """
+    norms = [size[order == math.inf] for _, size in sorted(sizes.items())]
+    norms += gradient_norms(gradients, order).tolist()
+    total = scale * torch.tensor([0.0, *norms], dtype=torch.float64).norm(order).item()
+    # A step whose gradients are not finite is skipped, whatever they are scaled by.
+    return total, min(1.0, max_norm / (total + 1e-6)) if math.isfinite(total) else 1.0
+
+
+def check_clipping(owner: str, max_norm: Any, norm_type: Any, configured: float | None) -> float:
+    """Refuse what cannot be clipped by; return the order of the norm as a number.
+
+    Raises
+    ------
+    InvalidArgument, Unavailable
+    """
+    caller = f"{owner}.clip_grad_norm_"
+    check_number(caller, "max_norm", max_norm)
+    if configured is not None:
+        raise InvalidArgument(
+            f"{caller}: max_norm={configured:g} of the constructor clips in step() already, "
+            "expected one of the two; make the optimizer without it"
+        )
+    try:
+        order = float(norm_type)
+    except (TypeError, ValueError):
+        order = math.nan
+    if order not in (2.0, math.inf):
+        raise Unavailable(
+            f"{caller}: norm_type is {norm_type!r}, this version has 2 and inf, as of a compressed "
+            "gradient only squares and the largest element are known"
+        )
+    return order
+
+
+def split_parameters(
+    owner: str, parameters: Iterable[torch.Tensor] | torch.Tensor, compressed: list[torch.Tensor]
+) -> tuple[set[int], list[torch.Tensor]]:
+    """Numbers of the compressed ones among `parameters`, and the gradients of the others."""
+    number_of = {id(p): i for i, p in enumerate(compressed)}
+    numbers, gradients = set(), {}
+    for p in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+        if not isinstance(p, torch.Tensor):
+            raise InvalidArgument(
+                f"{owner}.clip_grad_norm_: parameters holds a {type(p).__name__}, expected "
+                "parameters of the model"
+            )
+        if id(p) in number_of:
+            numbers.add(number_of[id(p)])
+        elif p.grad is not None:
+            gradients[id(p)] = p.grad
+    return numbers, list(gradients.values())

@@ -1,0 +1,758 @@
+"""EngineOptimizer: an optimizer of torch that gives gradients of large weights to an engine."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.config.shared_options import SharedOptions
+from sluiceway.errors import InvalidArgument
+from sluiceway.machine.device_ops import device_ops
+from sluiceway.model.targets import Selection
+from sluiceway.model.uncompressed import large_groups
+from sluiceway.optim.common.checks import WeightWatch, refuse_split_model, refuse_split_since
+from sluiceway.optim.common.clipping import check_clipping, factor_of_clipping, split_parameters
+from sluiceway.optim.common.compilation import CompilationWatch
+from sluiceway.optim.common.engine_weights import EngineWeights
+from sluiceway.optim.common.in_flight import WeightsInFlight
+from sluiceway.optim.common.model_hooks import ModelHooks
+from sluiceway.optim.common.norm_carrier import NormCarrier
+from sluiceway.optim.common.ordinary import OrdinaryParameters
+from sluiceway.optim.common.ownership import ModelOwnership
+from sluiceway.optim.common.parameters import (
+    check_hyperparameters,
+    check_model,
+    choose_parameters,
+    numbered_parameters,
+)
+from sluiceway.optim.common.state import (
+    STATE_KEY,
+    check_frame,
+    frame_of,
+    parameter_state,
+    plain_state,
+    restore_frame,
+)
+from sluiceway.optim.common.states import EngineStates, StateHooks
+from sluiceway.optim.common.step_clock import StepClock
+from sluiceway.optim.common.tier_limits import parameter_bytes
+
+_NEAR_ONE = 1e-6  # A factor that differs from 1 by less is none.
+
+
+@dataclass
+class StepProgress:
+    """Progress of a step, in one object, so that copies of an optimizer's attributes share it."""
+
+    gathered: bool = False  # Gradients are in the engine, and their norms stand in `.grad`.
+    given: set[int] = field(default_factory=set)  # Weights that have a gradient in the engine.
+    spent: bool = False  # A step has used gradients that nobody is known to have zeroed since.
+    lost: str = ""  # The weight whose gradient was taken from autograd and came to nothing.
+    scaled_loss: bool = False  # Gradients are scaled by somebody else than `loss_scale`.
+    overflowed: bool = False
+    skipped_steps: int = 0
+    half_loaded: bool = False  # Putting a state back was interrupted.
+
+
+class EngineOptimizer(StateHooks, ABC):
+    """Gathers gradients in an engine during backward, and trains the ordinary parameters itself.
+
+    A subclass makes the engine, says what one gradient becomes, and what its state holds.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    adam : dict
+        lr, betas, eps and weight_decay.
+    options : SharedOptions
+    param_groups : iterable of dict, optional
+    """
+
+    engine: Any
+    _owner: str
+    _ownership: ModelOwnership | None = None  # Until the constructor has worked.
+    _states: EngineStates | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        adam: dict[str, Any],
+        options: SharedOptions,
+        param_groups: Iterable[dict[str, Any]] | None,
+    ) -> None:
+        self._owner = type(self).__name__
+        check_hyperparameters(self._owner, adam)
+        self.options = options
+        check_model(self._owner, model)
+        refuse_split_model(self._owner, model)
+        selection, groups = choose_parameters(
+            self._owner,
+            model,
+            param_groups,
+            lambda wanted: self._select(model, wanted, param_groups is not None),
+        )
+        for group in groups:  # An engine may make files, which stay.
+            check_hyperparameters(self._owner, {**adam, **group})
+        self.frozen, self.weights = selection.frozen, selection.compressed
+        self.device = device_ops(self._owner, options.device, selection.trained)
+        self.of_engine = EngineWeights(self.weights)
+        self.uncompressed = large_groups(self.weights, selection.ordinary, selection.why_ordinary)
+        self._ordinary = OrdinaryParameters(
+            selection.ordinary, options.seed, self._owner, self.device
+        )
+        self._watch = WeightWatch(self._owner, model, selection)
+        self.loss_scale = _loss_scale(options.loss_scale)
+        self.device.count_allocations()
+        self.engine = self._make_engine(model)
+        self._fixed_groups = False
+        super().__init__(groups, adam)
+        self._fixed_groups = True
+        self._clock = StepClock(self.engine, self.device, parameter_bytes(model))
+        self.engine.enable_trace(options.trace is not None, os.fspath(options.trace or ""))
+        self._progress = StepProgress()
+        self._stepping: list[torch.Tensor] = []
+        self._in_flight = WeightsInFlight(
+            self.engine, self.of_engine, self.device, self._owner, self._landed()
+        )
+        taken = [p for _, p in selection.trained + self.frozen]
+        self._ownership = ModelOwnership(
+            self.engine, self._take_model(model), self._in_flight, self._lent(), taken
+        )
+
+    def _take_model(self, model: nn.Module) -> ExitStack:
+        """Change the model; what fails here, or what is returned, leaves it as it was found."""
+        with ExitStack() as undo:
+            undo.callback(_set_trainable, self.frozen, True)
+            _set_trainable(self.frozen, False)
+            self.carrier = NormCarrier(self._owner, self.weights, self.device.asynchronous)
+            undo.callback(self.carrier.forget)
+            self._hooks = ModelHooks(self, model, self.weights)
+            undo.callback(self._hooks.remove)
+            self._watch.note_hooks()
+            self._compilation = CompilationWatch(self._compilation_began)
+            undo.callback(self._compilation.stop)
+            return undo.pop_all()
+
+    # ---- What a subclass says ----
+
+    @abstractmethod
+    def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
+        """Sort the parameters that have an id() in `wanted`, which stood in groups if `grouped`."""
+
+    @abstractmethod
+    def _make_engine(self, model: nn.Module) -> Any:
+        """Build the engine of `self.of_engine`; the model is not changed yet."""
+
+    @abstractmethod
+    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
+        """Take one gradient; a subclass says what it becomes."""
+
+    @abstractmethod
+    def _end_gathering(self) -> None:
+        """The last gradient of a backward is in."""
+
+    @abstractmethod
+    def _enqueue(
+        self,
+        weights: list[torch.Tensor],
+        factor: float,
+        own_factors: list[float],
+        unscale: float,
+        squares: float,
+    ) -> tuple[bool, float, float]:
+        """Enqueue one step of the engine; return whether it was skipped, the norm, the clipping.
+
+        Parameters
+        ----------
+        weights : list of torch.Tensor
+            Those of the engine.
+        factor : float
+            On what was gathered: unscaling, and what others did to all norms.
+        own_factors : list of float
+            On what was gathered of each weight, beside `factor`; empty: nothing.
+        unscale : float
+            Unscaling alone.
+        squares : float
+            Sum of squares of all unscaled gradients that are not the engine's.
+        """
+
+    def _stepped(self) -> None:
+        """A step is enqueued, or was skipped; all counts know of it."""
+
+    def _landed(self) -> Callable[[int], None]:
+        """Return a function that is told which weight was waited for; it holds no optimizer."""
+        return lambda _weight: None
+
+    def _lent(self) -> Callable[[], list[torch.Tensor]]:
+        """Return a function that gives what lanes read and write; it holds no optimizer."""
+        stepping = self._stepping
+        return lambda: list(stepping)
+
+    def _sizes(self) -> list[tuple[float, float]]:
+        """Sum of squares and largest element of what was gathered of each weight."""
+        return self.of_engine.joined(self.engine.gradient_sizes())
+
+    def _refuse_scaler(self) -> None:
+        """Raise where a GradScaler comes too late."""
+
+    def _keeps_entries(self) -> bool:
+        """Return whether copies of all states fit into host memory."""
+        return True
+
+    def has_states(self) -> bool:
+        """Return whether the engine has states of its weights, that others may see."""
+        return self._is_open() and not self._in_flight.forked() and self.engine.committed_steps > 0
+
+    def engine_states_of(self, weight: int) -> list[dict[str, Any]]:
+        """Copies of the states of a compressed weight: of a batch one for each slice."""
+        return [self.engine.weight_state(number) for number in self.of_engine.numbers(weight)]
+
+    def take_engine_states(self, weight: int, states: list[dict[str, Any]]) -> None:
+        """Put other states in the place of those; nothing is in flight."""
+        numbers = self.of_engine.numbers(weight)
+        for number, state in zip(numbers, states, strict=True):
+            self.engine.check_weight_state(number, state)
+        for number, state in zip(numbers, states, strict=True):
+            self.engine.load_weight_state(number, state)
+
+    def _weight_states(self) -> dict[int, dict[str, Any]]:
+        """States of the engine's weights, by the numbers of their parameters."""
+        return {
+            number: parameter_state(self, index)
+            for number, index in self.numbered_weights().items()
+        }
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """Return what a state holds of the engine beside its weights."""
+
+    @abstractmethod
+    def _check_own_state(self, state_dict: dict[str, Any]) -> None:
+        """Refuse what this engine cannot take over; changes nothing."""
+
+    @abstractmethod
+    def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
+        """Put back the states of the engine's weights, and `_own_state`; all of it was checked."""
+
+    # ---- What the hooks of the model tell: model_hooks.GradientSink ----
+
+    def before_forward(self, training: bool) -> None:
+        """Look whether gradients were set to None, before a forward that trains.
+
+        Before another one they may have been set aside, and come back.
+        """
+        if training and not self._in_flight.forked():
+            self._check_surroundings()
+            with self._hooks.backward.turn():
+                self._watch.check_buffers()
+                self._drop_if_removed()
+
+    def wait(self, weight: int) -> None:
+        """Come back when the last update of a weight is applied."""
+        self._in_flight.wait(weight)
+
+    def used_again(self, weight: int) -> None:
+        """Several gradients of a weight add up like those of several backwards."""
+
+    def expect_scaled_loss(self) -> None:
+        """Gradients are scaled, by how much only `step()` learns."""
+        self._progress.scaled_loss = True
+
+    def mark(self) -> Any:
+        """Mark this point of what the device has to do, on this thread's stream."""
+        return self.device.mark()
+
+    def begin_backward(self) -> None:
+        """Begin to gather: norms of earlier gradients leave `.grad` until the backward ends."""
+        self._check_process()
+        self._check_surroundings()
+        self._refuse_lost()
+        with self._hooks.backward.turn():
+            self._states.take_back()
+            self._still_spent()  # Perhaps zeroed later, where another model's loss comes through.
+            self.carrier.check_own(earlier_alone=True)
+            if self._progress.gathered:
+                self.carrier.check_whole()
+                if self.carrier.removed() or self.carrier.zeroed():
+                    self._drop()  # Zeros stay in `.grad`, as torch's do.
+                else:
+                    self._refuse_scaled()
+            self._progress.gathered = False
+            self.carrier.remove()
+            # A hook runs with gradients enabled where backward(create_graph=True) was called.
+            self._of_graph = torch.is_grad_enabled()
+
+    def _refuse_scaled(self) -> None:
+        """Refuse a scaling before the last backward of a step: cores cannot follow it."""
+        for number, factor in self.carrier.factors().items():
+            if math.isfinite(factor) and abs(factor - 1.0) > _NEAR_ONE:
+                raise InvalidArgument(
+                    f"{self._owner}: the gradient of {self.weights[number].name} was scaled by "
+                    f"{factor:.6g} between two backwards of one step; scale and clip after the "
+                    "last backward, just before step()"
+                )
+
+    def end_backward(self, forward_began: Any, backward_began: Any) -> None:
+        """Put the norms of what was gathered into `.grad`."""
+        self._end_gathering()
+        with self._hooks.backward.turn():
+            self.carrier.place(self._progress.given, self._norms_later(), self._of_graph)
+            self._progress.gathered = True
+        self._clock.backward(forward_began, backward_began)
+
+    def _norms_later(self) -> Callable[[], list[float]]:
+        """Give the norms when they are asked for; it does not hold the optimizer."""
+        engine, of_engine = self.engine, self.of_engine
+        return lambda: [math.sqrt(s) for s, _ in of_engine.joined(engine.gradient_sizes())]
+
+    def lose_gradient(self, weight: int) -> None:
+        """Remember a gradient that was taken from autograd and came to nothing."""
+        self._progress.lost = self.weights[weight].name
+
+    def _compilation_began(self) -> None:
+        """Graphs read weights without waiting, and do not say which they use twice."""
+        for index in range(len(self.weights)):
+            self.used_again(index)
+        self._in_flight.synchronize()
+
+    # ---- Gradients until the step ----
+
+    def _still_spent(self) -> bool:
+        """Return whether gradients that a step has used are there yet, as nobody has zeroed any."""
+        self._progress.spent = self._progress.spent and self.carrier.remains()
+        return self._progress.spent
+
+    def _drop(self) -> None:
+        self.engine.drop()
+        self._progress.gathered, self._progress.given, self._progress.lost = False, set(), ""
+
+    def _drop_if_removed(self) -> None:
+        # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
+        if not self._progress.gathered:
+            return
+        self.carrier.check_whole()
+        if self.carrier.removed():
+            self._drop()
+            self.carrier.forget()
+
+    def _zero_gathered(self, set_to_none: bool) -> None:
+        progress = self._progress
+        if progress.gathered and not progress.lost and not set_to_none:
+            return  # The norms are zeroed in place, which tells of it.
+        if progress.gathered or progress.lost or self.engine.has_gradient():
+            self._hooks.backward.forget()  # If one is under way, it gathers anew.
+            self._drop()
+        progress.spent = False
+        if set_to_none:
+            self.carrier.forget()
+
+    def _factors(self) -> tuple[float, list[float]]:
+        """Return the common factor of all gradients, and each weight's beside it; empty: none."""
+        found = self.carrier.factors()
+        shared = max(found.values(), key=abs, default=1.0)
+        if all(factor == shared for factor in found.values()) or not math.isfinite(shared):
+            return shared, []
+        own = [1.0] * len(self.weights)
+        for number, factor in found.items():
+            own[number] = factor / shared
+        return shared, own
+
+    @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        parameters: Iterable[torch.Tensor] | torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Clip as `torch.nn.utils.clip_grad_norm_`, of order 2 or inf.
+
+        Call it between the last backward of a step and `step()`, as often as there are groups to
+        clip; each call sees what the ones before it did. With `GradScaler`, call it after
+        `unscale_()`; a scale of `scale_loss()` is taken out of the norm. The norm of a compressed
+        gradient is that of its core, with the identity codec that of the gradient; residuals have a
+        clip of their own. Where a gradient is not finite nothing is scaled: the step will be
+        skipped.
+
+        Parameters
+        ----------
+        max_norm : float
+        norm_type : float
+            2 or inf.
+        parameters : iterable of torch.Tensor, optional
+            Of the model; default is all of the optimizer's. Others' have ordinary gradients.
+
+        Returns
+        -------
+        torch.Tensor
+            Their common norm before clipping.
+
+        Raises
+        ------
+        InvalidArgument
+            The optimizer was made with a `max_norm` of its own.
+        Unavailable
+            A norm of another order was asked for.
+        """
+        self._check_open()
+        order = check_clipping(self._owner, max_norm, norm_type, self.options.max_norm)
+        if parameters is None:
+            parameters = numbered_parameters(self.param_groups)
+        compressed = [weight.parameter for weight in self.weights]
+        chosen, gradients = split_parameters(self._owner, parameters, compressed)
+        self._drop_if_removed()
+        sizes = {}
+        if self._progress.gathered:
+            self.carrier.check_own()
+            known, factors = self._sizes(), self.carrier.factors()
+            for number in chosen & factors.keys():
+                (squares, largest), factor = known[number], abs(factors[number])
+                sizes[number] = (factor * math.sqrt(squares), factor * largest)
+        scale = 1.0 / self.loss_scale.value
+        total, factor = factor_of_clipping(sizes, gradients, float(max_norm), order, scale)
+        for gradient in gradients:
+            gradient.mul_(factor)
+        self.carrier.scale(dict.fromkeys(sizes, factor))
+        return torch.tensor(total)
+
+    # ---- A step ----
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+        """Enqueue one update of every parameter that has a gradient.
+
+        What can be refused is looked at before anything is enqueued, so that a step that was
+        refused can be taken again.
+
+        Returns
+        -------
+        torch.Tensor or None
+            What `closure` returned.
+
+        Raises
+        ------
+        InvalidArgument
+            A parameter changed shape, dtype, layout or device, gradients of a part were removed, or
+            those of the last step were not zeroed. Nothing was changed.
+        Unavailable
+            The process has become one of several ranks.
+        Error
+            A lane of an earlier step failed; lane and weight are named. Final.
+        """
+        self._check_open()
+        self._check_surroundings()
+        self._watch.check_held()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_step()
+        updates = self._ordinary.updates(self.param_groups, self.state)
+        scale = 1.0 / self.loss_scale.value
+        shared, own = self._factors() if self._progress.gathered else (1.0, [])
+        squares = self._ordinary.sum_squares() * scale * scale  # Waits for the backward, here.
+        self.carrier.settle()
+        # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
+        self._stepping[:] = weights = self.of_engine.tensors()
+        given = self._progress.given
+        try:
+            skipped, norm, clip = self._enqueue(weights, shared * scale, own, scale, squares)
+            if not skipped:
+                self._ordinary.step(updates, self.state, clip * scale)
+                self.of_engine.increment_versions(given)
+        finally:
+            if not self.engine.has_gradient():  # Else it has refused, and nothing was enqueued.
+                self._use_up()
+            self._in_flight.take_off()
+        self._progress.overflowed = skipped
+        self._progress.skipped_steps += skipped
+        self.loss_scale.update(skipped)
+        self._stepped()
+        self._clock.step(norm)
+        self._land_for_graphs()
+        return loss
+
+    def _check_step(self) -> None:
+        """Refuse a step that would not be AdamW's."""
+        self._watch.check_step(self.param_groups)
+        self._states.take_back()
+        self._hooks.backward.refuse_elsewhere("step()")
+        self._refuse_lost()
+        if (self._progress.spent and self._hooks.backward.is_open) or self._still_spent():
+            raise InvalidArgument(
+                f"{self._owner}.step: gradients of the last step() were not zeroed, but compressed "
+                "gradients are used by one step and cannot be added to; call opt.zero_grad() after "
+                "each step()"
+            )
+        self._drop_if_removed()
+        self.carrier.check_own()
+        self._watch.check_hooks()
+        for number in self.carrier.stand():
+            if number not in self._progress.given:
+                raise InvalidArgument(
+                    f"{self._owner}.step: {self.weights[number].name} has no gradient in this "
+                    "step, and gradients were zeroed in place before, with which AdamW would go "
+                    "on, expected None; call zero_grad(set_to_none=True)"
+                )
+
+    def _use_up(self) -> None:
+        """The engine has used its gradients; their norms stay until somebody zeroes them."""
+        progress = self._progress
+        progress.spent = progress.spent or bool(progress.given)
+        progress.given, progress.gathered = set(), False
+
+    def _land_for_graphs(self) -> None:
+        """A compiled graph reads weights without waiting, and finds every update applied."""
+        if self._compilation.check():
+            self._in_flight.synchronize()
+            self.before_forward(True)  # The hook of the model may be inside of a graph.
+
+    @torch.compiler.disable
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient, what was gathered of them too."""
+        if self._is_open() and not self._in_flight.forked():
+            self._hooks.backward.refuse_elsewhere("zero_grad()")
+            self._zero_gathered(set_to_none)
+        super().zero_grad(set_to_none)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by torch's GradScaler before it calls `step()`: that is how it is noticed."""
+        asking = sys._getframe(1).f_locals.get("self")
+        if isinstance(asking, torch.amp.GradScaler):
+            self._refuse_scaler()
+            self.expect_scaled_loss()
+        return False
+
+    # ---- What is refused ----
+
+    def _check_surroundings(self) -> None:
+        self._check_loaded()
+        self._watch.check()
+        refuse_split_since(self._owner, self.weights)
+
+    def _check_loaded(self) -> None:
+        if self._progress.half_loaded:
+            raise InvalidArgument(
+                f"{self._owner}: load_state_dict() was interrupted, so the state mixes two "
+                "checkpoints. Call load_state_dict() again."
+            )
+
+    def _check_process(self) -> None:
+        if self._in_flight.forked():
+            raise InvalidArgument(
+                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes, "
+                "expected the process that made the optimizer; make another one in the child"
+            )
+
+    def _refuse_lost(self) -> None:
+        if self._progress.lost:
+            raise InvalidArgument(
+                f"{self._owner}: a backward raised while the gradient of {self._progress.lost} was "
+                "taken, which is lost, expected whole gradients; call opt.zero_grad() and repeat "
+                "the backwards of this step"
+            )
+
+    def _refuse_gathered(self) -> None:
+        self._drop_if_removed()
+        if self.engine.has_gradient():
+            raise InvalidArgument(
+                f"{self._owner}.load_state_dict: gradients of a backward are gathered in terms of "
+                "the state that there is, expected none; call step() or zero_grad() before it"
+            )
+
+    # ---- State and groups, as torch.optim.Optimizer has them ----
+
+    @property
+    def state(self) -> EngineStates:
+        """State by parameter; those of compressed weights are copies that go back when changed."""
+        return self._states
+
+    @state.setter
+    def state(self, states: Any) -> None:
+        if self._states is None:  # By torch's constructor.
+            self._states = EngineStates(self, self._keeps_entries())
+        else:
+            self._states.replace(states)
+
+    def _hypers(self, *more: float) -> list[tuple[float, ...]]:
+        """lr, betas, eps, weight_decay and `more` of each of the engine's weights."""
+        of_parameter = {}
+        for group in self.param_groups:
+            hyper = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], *more)
+            of_parameter.update((id(p), tuple(map(float, hyper))) for p in group["params"])
+        return self.of_engine.spread(of_parameter[id(w.parameter)] for w in self.weights)
+
+    @torch.compiler.disable
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parameters and of the engine; loads under `weights_only=True`."""
+        self._check_open()
+        self._check_loaded()
+        self._before_save()
+        self._states.take_back()
+        self.synchronize()
+        state_dict = self._torch_state()
+        state_dict["state"] = copy.deepcopy(state_dict["state"])  # As those of the weights below.
+        state_dict["state"] |= self._weight_states()
+        state_dict[STATE_KEY] = {**frame_of(self), **self._own_state()}
+        return self._changed_by("saved", state_dict)
+
+    def _torch_state(self) -> dict[str, Any]:
+        """Return the state that torch knows itself: groups, and states of ordinary parameters."""
+        self._states.hidden = True
+        try:
+            return super().state_dict()
+        finally:
+            self._states.hidden = False
+
+    @torch.compiler.disable
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a `state_dict()`; training goes on from it bit for bit.
+
+        Its tensors may be on any device, as Accelerate leaves them, in any kind of dictionary.
+
+        Raises
+        ------
+        Error
+            It is broken, or of another run, or gradients are gathered that it would not go with;
+            nothing was changed.
+        KeyboardInterrupt
+            Ctrl-C; if something was put back by then, nothing but another load is taken.
+        """
+        self._check_open()
+        state_dict = self._framed(plain_state(self._before_load(state_dict), to_host=True))
+        check_frame(self, state_dict)
+        self._check_own_state(state_dict)
+        self._refuse_gathered()
+        self.synchronize()
+        self._progress.half_loaded = True
+        # torch's version would cast f32 moments to the dtype of a 16-bit parameter.
+        super().load_state_dict({**state_dict, "state": {}})
+        restore_frame(self, state_dict)
+        self._restore_own_state(state_dict)
+        self._states.drop_entries()
+        self._progress.half_loaded = False
+        self._after_load()
+
+    def _framed(self, state_dict: Any) -> Any:
+        """A plain state as one of ours, if it is another optimizer's that this one can take."""
+        return state_dict
+
+    def numbered_weights(self) -> dict[int, int]:
+        """Map the number of a parameter in a state_dict to that of its compressed weight."""
+        index_of = {id(weight.parameter): i for i, weight in enumerate(self.weights)}
+        numbered = enumerate(numbered_parameters(self.param_groups))
+        return {number: index_of[id(p)] for number, p in numbered if id(p) in index_of}
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise InvalidArgument(
+            f"{self._owner}: cannot be copied or pickled, as it holds threads and hooks of its "
+            "model, expected state_dict(); load that into an optimizer made for the other model"
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group while the optimizer is being made; raise afterwards."""
+        if self._fixed_groups:
+            raise InvalidArgument(
+                f"{self._owner}.add_param_group: the engine is built, expected all groups in the "
+                "constructor; pass param_groups="
+            )
+        super().add_param_group(param_group)
+        check_hyperparameters(self._owner, self.param_groups[-1])
+
+    # ---- Beyond torch's interface ----
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """`loss` times the loss scale that `step()` removes again."""
+        return loss * self.loss_scale.value
+
+    @torch.compiler.disable
+    def synchronize(self) -> None:
+        """Wait until every enqueued step is applied to the weights."""
+        self._check_not_closed()
+        self._in_flight.synchronize()
+
+    @property
+    def overflowed(self) -> bool:
+        """Return whether the last step was skipped."""
+        return self._progress.overflowed
+
+    @property
+    def skipped_steps(self) -> int:
+        """Return the number of steps that were skipped so far."""
+        return self._progress.skipped_steps
+
+    def stats(self) -> dict[str, Any]:
+        """Return numbers of the last step: seconds, bytes per link, peak bytes per tier, norm."""
+        return {
+            **self._clock.stats(),
+            "skipped": self.overflowed,
+            "skipped_steps": self.skipped_steps,
+            "loss_scale": self.loss_scale.value,
+        }
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe each weight of the engine: codec, core shape and bytes."""
+        return [self.engine.describe(index) for index in range(len(self.of_engine))]
+
+    def close(self) -> None:
+        """Apply what is enqueued, write the trace, take the hooks away; idempotent.
+
+        Gradients of compressed weights that were gathered for a step go: an optimizer that is made
+        afterwards starts with the next backward.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C; the optimizer is still open.
+        Timeout
+            A lane has not got anything done for five seconds, nor for longer than ever before;
+            lane and weight are named, and their memory is never given back.
+        Error
+            A lane of an earlier step failed; lane and weight are named.
+        """
+        if self._ownership is None or not self._ownership.end():
+            return
+        if self.options.trace is not None:
+            self.engine.write_trace(os.fspath(self.options.trace))
+
+    def _is_open(self) -> bool:
+        return self._ownership is not None and not self._ownership.ended
+
+    def _check_not_closed(self) -> None:
+        if not self._is_open():
+            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
+        self._check_process()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _set_trainable(parameters: list[tuple[str, nn.Parameter]], trainable: bool) -> None:
+    for _, parameter in parameters:
+        parameter.requires_grad_(trainable)
+
+
+def _loss_scale(value: str | float | None) -> _core.LossScale:
+    if value is None:
+        return _core.LossScale("off")
+    if value == "dynamic":
+        return _core.LossScale("dynamic")
+    return _core.LossScale("static", value)

@@ -1,0 +1,72 @@
+"""Numbers of the weights in an engine: each compressed weight, or each slice of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+import torch
+
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common import torch_private
+
+T = TypeVar("T")
+
+
+class EngineWeights:
+    """Numbers weights as an engine does: in the order of the model, slices one after the other.
+
+    Parameters
+    ----------
+    weights : list of CompressedWeight
+    """
+
+    def __init__(self, weights: list[CompressedWeight]) -> None:
+        self.weights = weights
+        self.names = [name for weight in weights for name in weight.names]
+        starts = accumulate((len(weight.names) for weight in weights), initial=0)
+        self._numbers = [range(first, end) for first, end in pairwise(starts)]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def numbers(self, weight: int) -> range:
+        """Return the engine's numbers of one compressed weight."""
+        return self._numbers[weight]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the matrices as lanes get them; lanes wait for each other, so nobody waits here.
+
+        Raises
+        ------
+        InvalidArgument
+            One does not lie in memory as lanes need it.
+        """
+        with torch_private.asking_no_class():
+            for w in self.weights:
+                w.check_layout(w.parameter)
+            return [m for w in self.weights for m in w.matrices(w.parameter.detach())]
+
+    def increment_versions(self, weights: Iterable[int]) -> None:
+        """Tell autograd which of the compressed weights change."""
+        with torch_private.asking_no_class():
+            for index in weights:
+                torch.autograd.graph.increment_version(self.weights[index].parameter)
+
+    def spread(self, values: Iterable[T]) -> list[T]:
+        """Repeat what compressed weights have each for every weight of the engine."""
+        pairs = zip(values, self._numbers, strict=True)
+        return [value for value, numbers in pairs for _ in numbers]
+
+    def joined(self, sizes: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        """Sum of squares and largest element of each compressed weight, from those of matrices."""
+        parts = [sizes[numbers.start : numbers.stop] for numbers in self._numbers]
+        return [(math.fsum(s for s, _ in part), _largest(a for _, a in part)) for part in parts]
+
+
+def _largest(values: Iterable[float]) -> float:
+    """Return the largest of some numbers, or NaN if one is that."""
+    found = list(values)
+    return math.nan if any(map(math.isnan, found)) else max(found)

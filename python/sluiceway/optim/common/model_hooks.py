@@ -1,0 +1,315 @@
+"""Hooks that tie a model to an optimizer: gradients go in, forwards wait for their weights.
+
+A hook holds the sink weakly, so that a model does not keep a dropped optimizer alive. What
+torch.compile traces has no hooks of modules in it, and what it runs is not looked into.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.checks import refuse_sparse
+from sluiceway.optim.common.one_backward import OneBackward
+
+
+class GradientSink(Protocol):
+    """Takes gradients as they are made; weights of the model are called by their number.
+
+    Of one backward the calls come in this order: `begin_backward`, then `add_gradient` for each
+    weight as its gradient exists, then `end_backward`, when the backward has come to its end or has
+    raised: as autograd's, its gradients up to there count. Backwards come one at a time; forwards
+    of other threads may come meanwhile.
+    """
+
+    def before_forward(self, training: bool) -> None:
+        """Learn that a forward of the whole model begins; `training`: a backward may follow."""
+
+    def wait(self, weight: int) -> None:
+        """Come back when the last update of a weight is applied, as it is about to be read."""
+
+    def used_again(self, weight: int) -> None:
+        """Learn that a weight is used more than once in a step, and gets several gradients."""
+
+    def expect_scaled_loss(self) -> None:
+        """Learn that gradients are scaled; only `step()` learns by how much."""
+
+    def begin_backward(self) -> None:
+        """Learn that the first gradient of a backward is there."""
+
+    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
+        """Take a whole gradient, of a matrix or of a batch of them; nobody else holds it.
+
+        Rows are contiguous.
+        """
+
+    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """Take what a layer made in place of a gradient; `whole`: no gradient follows it.
+
+        Only weights whose layers the sink's owner has fused have cores, so a sink that fuses none
+        need not have this.
+        """
+
+    def mark(self) -> Any:
+        """Mark this point of what the device has to do."""
+
+    def end_backward(self, forward_began: Any, backward_began: Any) -> None:
+        """Learn that all gradients of a backward are in, and at which marks it began."""
+
+    def lose_gradient(self, weight: int) -> None:
+        """Learn that `begin_backward` or `add_gradient` has raised, and a gradient is gone."""
+
+    def synchronize(self) -> None:
+        """Come back when every update is applied to the weights."""
+
+
+class NothingWhenCopied:
+    """A hook whose copy does nothing, wherever it is unpickled."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ours.
+    """Raised where TorchScript asks a hook for its name; hasattr() finds none."""
+
+
+class _ModuleHook(NothingWhenCopied):
+    """Calls `act` for one module; a copy of the module has a hook that does nothing."""
+
+    __slots__ = ("_act", "_module", "_sink")
+
+    def __init__(
+        self,
+        sink: weakref.ref[GradientSink],
+        module: nn.Module,
+        act: Callable[[GradientSink, nn.Module], None],
+    ) -> None:
+        self._sink, self._module, self._act = sink, weakref.ref(module), act
+
+    def __call__(self, called: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        sink = self._sink()
+        if sink is not None and called is self._module():  # A shallow copy shares the hooks.
+            self._act(sink, called)
+
+    @property
+    def __name__(self) -> str:
+        raise HookWithoutName(
+            "torch.jit.script: the model has the hooks of an optimizer, which TorchScript cannot "
+            "hold, expected none; close() the optimizer first, or use torch.jit.trace()"
+        )
+
+
+class ModelHooks:
+    """Everything that is registered on one model for one sink.
+
+    Parameters
+    ----------
+    sink : GradientSink
+        Told of gradients, of the end of each backward and of each root forward.
+    model : torch.nn.Module
+    weights : list of CompressedWeight
+        In the order in which the sink counts them.
+
+    Notes
+    -----
+    If one hook cannot be registered, those before it are taken away again.
+    """
+
+    def __init__(
+        self, sink: GradientSink, model: nn.Module, weights: list[CompressedWeight]
+    ) -> None:
+        self._sink = weakref.ref(sink)
+        self._owner = type(sink).__name__
+        self._of_forward = _SeenByThread()
+        self._forward_began: Any = None  # Marks of the device.
+        self._backward_began: Any = None
+        self._count = len(weights)
+        self.backward = OneBackward(self._owner)
+        self._parameters = [weight.parameter for weight in weights]
+        self._nodes: list[Any] = []  # Of autograd; their hooks live as long as they are held.
+        with ExitStack() as registered:
+            self._registered = registered
+            registered.callback(self._nodes.clear)
+            for index, weight in enumerate(weights):
+                self._add_weight(index, weight)
+            self._on_call(model, model.register_forward_pre_hook, self._before_root)
+            for module in model.modules():
+                self._on_call(module, module.register_state_dict_pre_hook, _synchronize)
+                self._on_call(module, module.register_load_state_dict_pre_hook, _synchronize)
+            self._registered = registered.pop_all()
+
+    def _keep(self, handle: Any) -> None:
+        self._registered.callback(handle.remove)
+
+    def _on_call(
+        self,
+        module: nn.Module,
+        register: Callable[[Callable[..., None]], Any],
+        act: Callable[[GradientSink, nn.Module], None],
+    ) -> None:
+        self._keep(register(_ModuleHook(self._sink, module, torch.compiler.disable(act))))
+
+    def _add_weight(self, index: int, weight: CompressedWeight) -> None:
+        def before_forward(sink: GradientSink, _module: nn.Module) -> None:
+            sink.wait(index)
+            if torch_private.running_backward() != torch_private.NO_BACKWARD:  # Checkpointing.
+                return
+            if index in self._of_forward.seen:
+                sink.used_again(index)
+            if _computes_in_fp16():  # Perhaps from inside the model's own forward.
+                sink.expect_scaled_loss()
+            self._of_forward.seen.add(index)
+
+        def after_accumulation(parameter: torch.Tensor) -> None:
+            sink = self._sink()
+            if sink is None:
+                raise InvalidArgument(
+                    f"{self._owner}: the gradient of {weight.name} is for an optimizer that was "
+                    "dropped while a copy of its attributes lives, expected the optimizer itself; "
+                    "keep it, or close() the copy"
+                )
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                if len(torch_private.accumulation_hooks(parameter)) == 1:
+                    return  # What was compiled while the weight was frozen has none for it.
+                raise InvalidArgument(
+                    f"{self._owner}: another optimizer took the gradient of {weight.name}, "
+                    "expected one optimizer for a weight; close() the other one"
+                )
+            try:
+                refuse_sparse(self._owner, weight.name, gradient)
+                self._open_backward(sink)
+                if gradient.dim() and gradient.stride(-1) != 1:
+                    gradient = gradient.contiguous()
+                sink.add_gradient(index, gradient)
+            except BaseException:
+                sink.lose_gradient(index)
+                raise
+
+        for module in weight.modules:
+            self._on_call(module, module.register_forward_pre_hook, before_forward)
+        hook = torch.compiler.disable(after_accumulation)
+        self._keep(weight.parameter.register_post_accumulate_grad_hook(hook))
+        # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
+        node = accumulation(weight.parameter)
+        self._nodes.append(node)
+        self._keep(node.register_prehook(torch.compiler.disable(partial(self._opens, index))))
+
+    def before_accumulation(
+        self, weight: int, act: Callable[[torch.Tensor | None], None]
+    ) -> tuple[Any, Any]:
+        """Call `act` with what a backward is about to add to a weight's gradient; None: nothing.
+
+        It is called once in a backward, after all uses of the weight. Returns autograd's node, for
+        as long as which the caller is told, and the handle that removes the hook.
+        """
+        node = accumulation(self._parameters[weight])
+        hook = torch.compiler.disable(lambda gradients: act(gradients[0]))
+        return node, node.register_prehook(hook)
+
+    def take_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """Give the sink a core in place of a gradient; `whole`: no gradient follows it."""
+        sink = self._sink()
+        if sink is None:
+            return
+        try:
+            self._open_backward(sink)
+            sink.add_core(weight, core, whole)
+        except BaseException:
+            sink.lose_gradient(weight)
+            raise
+
+    def on_removal(self, undo: Callable[[], None]) -> None:
+        """Call `undo` when the hooks are taken away, before any of them is."""
+        self._registered.callback(undo)
+
+    def _open_backward(self, sink: GradientSink) -> None:
+        if not self.backward.open(self._end_backward):
+            return
+        self._backward_began = sink.mark()
+        try:
+            sink.begin_backward()
+        except BaseException:
+            self.backward.forget()  # What never began has no end.
+            raise
+
+    def _end_backward(self, raised: bool) -> None:
+        sink = self._sink()
+        if sink is None:
+            return
+        try:
+            sink.end_backward(self._forward_began, self._backward_began)
+        except BaseException as error:
+            if raised:  # Nobody hears what a finaliser raises; an interruption is kept.
+                sink.lose_gradient(0)
+            if not raised or not isinstance(error, Exception):
+                raise
+
+    def _opens(self, index: int, _gradients: tuple[torch.Tensor, ...]) -> None:
+        """Begin a backward before autograd would add to what stands in `.grad`."""
+        sink = self._sink()
+        if sink is None:
+            return
+        try:
+            self._open_backward(sink)
+        except BaseException:
+            sink.lose_gradient(index)
+            raise
+
+    def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
+        if not model.training:  # Fused paths of torch read several weights at once, then.
+            for index in range(self._count):
+                sink.wait(index)
+        training = model.training and torch.is_grad_enabled()
+        if not self.backward.is_open:
+            self._forward_began = sink.mark()
+        sink.before_forward(training and not self.backward.elsewhere())
+        self._of_forward.seen = set()  # A calibration has run a forward of its own.
+
+    def remove(self) -> None:
+        """Take every hook away; idempotent."""
+        self._registered.close()
+
+
+class _SeenByThread(threading.local):
+    """Weights whose modules ran in the current forward of a thread."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+
+def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
+    sink.synchronize()
+
+
+def accumulation(parameter: torch.Tensor) -> Any:
+    """The node that adds to the gradient of a parameter; of one that is frozen too."""
+    with torch_private.asking_no_class():  # A look waits for no update.
+        trained = parameter.requires_grad
+        parameter.requires_grad_(True)
+        try:
+            return torch.autograd.graph.get_gradient_edge(parameter).node
+        finally:
+            parameter.requires_grad_(trained)
+
+
+def _computes_in_fp16() -> bool:
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16:
+            return True
+    return False

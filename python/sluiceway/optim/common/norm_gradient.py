@@ -1,0 +1,325 @@
+"""The tensor in `.grad` of a compressed weight: the norm of a gradient that has left.
+
+A compressed gradient leaves the device during backward. In its place is a tensor of the weight's
+shape that has no values of its own. It knows two numbers: the norm of the gradient, and by how much
+it was scaled since. torch asks its class before any function gets it, so that norms and scaling use
+these two numbers, and whatever needs the values raises.
+
+    norm of order 2, isfinite, isnan   answered from the norm
+    mul, div, neg, zero_, a scaler     change both numbers
+    detach, clone, view, to            another one of the same gradient
+    squares, cat, stack, print         read zeros, and one element that is the norm
+    anything else                      Unavailable
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from sluiceway.errors import Unavailable
+from sluiceway.optim.common import torch_private
+
+# Names of torch's functions. Those that take a norm, and where its order stands.
+_NORMS = {"linalg_vector_norm": 1, "linalg_norm": 1, "norm": 1, "_foreach_norm": 1}
+_SCALES = frozenset(
+    (
+        *("mul", "multiply", "imul", "rmul", "foreach_mul", "neg", "negative", "foreach_neg"),
+        *("div", "divide", "true_divide", "truediv", "itruediv", "idiv", "foreach_div"),
+        *("zero", "foreach_zero", "amp_foreach_non_finite_check_and_unscale"),
+    )
+)
+_ASKS = frozenset(("isfinite", "isnan", "isinf"))
+_SAME = frozenset(("detach", "view", "reshape", "flatten", "ravel", "view_as"))
+_CAST = frozenset(("clone", "to", "float", "double", "half", "bfloat16", "cpu", "cuda", "type"))
+_LOOKS_AT_SHAPE = frozenset(
+    ("untyped_storage", "is_same_size", "result_type", "_has_compatible_shallow_copy_type")
+)
+# Those of whose result the norm can be taken, and those that show a tensor.
+_READS = frozenset(
+    (
+        *("pow", "square", "mul", "cat", "concat", "concatenate", "stack", "hstack", "dot", "vdot"),
+        *("repr", "format", "str", "reduce_ex", "tolist", "numpy", "array", "equal", "allclose"),
+    )
+)
+_EDITING_OPERATORS = frozenset(
+    (
+        *("__iadd__", "__isub__", "__imul__", "__idiv__", "__itruediv__", "__ifloordiv__"),
+        *("__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__setitem__", "__set__"),
+    )
+)
+
+
+class Generation:
+    """The norms of one backward, of all weights that have a gradient.
+
+    Parameters
+    ----------
+    cells : torch.Tensor
+        A row for each of them: the norm, and the factor since.
+    write : callable, optional
+        Puts the norms into the rows when somebody asks; None: they are there. It must not hold the
+        optimizer, as whoever keeps a `.grad` holds it.
+    """
+
+    def __init__(self, cells: torch.Tensor, write: Callable[[Generation], None] | None) -> None:
+        self.cells, self.write = cells, write
+
+    def read(self) -> None:
+        """Have the norms written, if they are not."""
+        if self.write is not None:
+            self.write(self)  # If it raises, whoever looks next asks again.
+            self.write = None
+
+
+class NormGradient(torch.Tensor):
+    """Has the shape and the norm of a compressed gradient, and no values."""
+
+    number: int  # Of the weight.
+    generation: Generation
+    cell: torch.Tensor  # The norm, and by how much it was scaled.
+    of_graph: bool  # The backward was called with create_graph=True.
+
+    @classmethod
+    def of(
+        cls,
+        zero: torch.Tensor,
+        shape: torch.Size,
+        number: int,
+        generation: Generation,
+        cell: torch.Tensor,
+        of_graph: bool,
+    ) -> NormGradient:
+        """Make one; `zero` is a tensor of one element, for device and dtype."""
+        made = torch_private.of_class(cls, zero.reshape(()).expand(shape))
+        made.number, made.generation, made.cell = number, generation, cell
+        made.of_graph = of_graph
+        return made
+
+    def like(self, values: torch.Tensor, cell: torch.Tensor) -> NormGradient:
+        """Make another of the same gradient, with the shape, device and dtype of `values`."""
+        zero = values.detach().as_strided((), ()) if values.numel() else values.new_zeros(())
+        return self.of(zero, values.shape, self.number, self.generation, cell, self.of_graph)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NormGradient:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer from the norm, or raise."""
+        kwargs = kwargs or {}
+        with torch_private.asking_no_class():
+            name = getattr(func, "__name__", "")
+            if func in torch_private.LOOKS or name in _LOOKS_AT_SHAPE:
+                return func(*args, **kwargs)
+            ours = list(_of_norms([*args, *kwargs.values()]))
+            if not ours:
+                return func(*args, **kwargs)
+            if func == torch.Tensor.data.__get__:
+                return ours[0].like(ours[0], ours[0].cell)
+            if func == torch.Tensor.data.__set__ and isinstance(args[1], cls):
+                return func(*args)  # A module that is converted, or moved.
+            for each in ours:
+                each.generation.read()
+            return _answer(func, args, kwargs, ours[0])
+
+    def values(self) -> torch.Tensor:
+        """Zeros, and one element that is the norm: for functions that read."""
+        values = torch.zeros(self.shape, dtype=torch.float32, device=self.device)
+        if values.numel():
+            values.view(-1)[0] = self.cell[0]
+        return _refusing_graph(values) if self.of_graph else values
+
+
+def _of_norms(values: Iterable[Any]) -> Iterable[NormGradient]:
+    for value in values:
+        if isinstance(value, NormGradient):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _of_norms(value)
+
+
+def _swapped(value: Any, change: Callable[[NormGradient], torch.Tensor]) -> Any:
+    """Return `value` with `change` of each of ours in the place of it."""
+    if isinstance(value, NormGradient):
+        return change(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return [_swapped(each, change) for each in value]
+    return value
+
+
+def _scalar(value: Any) -> Any:
+    """Return a factor as torch takes it beside a row of two numbers."""
+    plain = isinstance(value, torch.Tensor) and not isinstance(value, NormGradient)
+    return value.reshape(()) if plain and value.numel() == 1 and value.dim() else value
+
+
+def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ours: NormGradient) -> Any:
+    name = getattr(func, "__name__", "")
+    plain = name.strip("_")
+    in_place = name in _EDITING_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+    if name in _NORMS:
+        _check_order(name, _order(args, kwargs, _NORMS[name]), ours, kwargs)
+        rest = {key: _swapped(value, _norm) for key, value in kwargs.items()}
+        return func(*(_swapped(value, _norm) for value in args), **rest)
+    if plain in _SCALES and _is_scaling(plain, args, kwargs):
+        return _scaled(func, args, kwargs, in_place)
+    if plain in _ASKS:
+        return func(ours.cell[0]).expand(ours.shape)
+    if name in ("contiguous", "detach_") and args[0] is ours:
+        return ours
+    if name in _SAME and args and args[0] is ours:
+        return ours.like(func(ours, *args[1:], **kwargs), ours.cell)
+    if name in _CAST and args and args[0] is ours:
+        kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
+        moved = func(ours.as_strided((), ()), *map(_scalar, args[1:]), **kwargs)
+        if not isinstance(moved, torch.Tensor):
+            return moved  # The name of its type.
+        return ours.like(moved.expand(ours.shape), ours.cell.to(moved.device, copy=True))
+    _refuse_pairs(name, [*args, *kwargs.values()])
+    if (in_place and list(_of_norms([args[0]]))) or "out" in kwargs:
+        raise _edited(name)
+    if plain not in _READS or not _keeps_norm(plain, args):
+        raise _without_values(name)
+    return func(
+        *(_swapped(value, NormGradient.values) for value in args),
+        **{key: _swapped(value, NormGradient.values) for key, value in kwargs.items()},
+    )
+
+
+def _keeps_norm(plain: str, args: tuple[Any, ...]) -> bool:
+    """Return whether a product or power is of one gradient with itself."""
+    if plain == "pow":
+        return len(args) == 2 and args[1] == 2
+    if plain not in ("mul", "dot", "vdot"):
+        return True
+    return len({id(one.cell) if isinstance(one, NormGradient) else id(one) for one in args}) == 1
+
+
+def _norm(ours: NormGradient) -> torch.Tensor:
+    norm = ours.cell[:1].square().sqrt()  # Infinite where squares leave the range of float32.
+    return _refusing_graph(norm) if ours.of_graph else norm
+
+
+def _is_scaling(plain: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether only numbers, or tensors of one element, stand beside gradients."""
+    if not args or kwargs.get("rounding_mode") is not None or "out" in kwargs:
+        return False
+    first, *rest = [*args, *kwargs.values()]
+    divides = plain in ("div", "divide", "true_divide", "truediv")
+    if isinstance(first, torch.Tensor) and not isinstance(first, NormGradient):
+        # A factor that stands before the gradient.
+        return first.numel() == 1 and not divides and len(rest) == 1
+    return all(_is_factor(each) for each in rest)
+
+
+def _is_factor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_factor, value))
+    if isinstance(value, torch.Tensor):
+        return not isinstance(value, NormGradient) and value.numel() == 1
+    return True
+
+
+def _scaled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool) -> Any:
+    def cells(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [cells(each) for each in value]
+        return value.cell if isinstance(value, NormGradient) else _scalar(value)
+
+    name = getattr(func, "__name__", "")
+    given = [cells(value) for value in args]
+    if name.startswith("_amp_"):  # It takes tensors of one element, with their shape.
+        given[1:] = args[1:]
+    result = func(*given, **{key: _scalar(value) for key, value in kwargs.items()})
+    if in_place:
+        return args[0]
+    if isinstance(result, torch.Tensor):
+        ours = next(iter(_of_norms(args)))
+        return ours.like(ours, result)
+    of = args[0]
+    return [
+        one.like(one, cell) if isinstance(one, NormGradient) else cell
+        for one, cell in zip(of, result, strict=True)
+    ]
+
+
+def _refuse_pairs(function: str, given: list[Any]) -> None:
+    """Refuse another tensor beside one of ours, but in one list with it."""
+    for value in given:
+        group = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(one, NormGradient) for one in group):
+            continue
+        if any(isinstance(one, torch.Tensor) and one.numel() > 1 for one in group):
+            raise Unavailable(
+                f"{function}: the .grad of a compressed weight was to be combined with another "
+                "tensor (the weight, a mask, noise), but it has the norm of the gradient and not "
+                "its values. Edit gradients by register_hook(), or take them from "
+                "torch.autograd.grad(loss, parameters)"
+            )
+
+
+def _edited(function: str) -> Unavailable:
+    return Unavailable(
+        f"{function}: the .grad of a compressed weight was to be edited by value, but it has the "
+        "norm of the gradient and not its values; clip by norm, not by value, and edit gradients "
+        "by register_hook()"
+    )
+
+
+def _without_values(function: str) -> Unavailable:
+    return Unavailable(
+        f"{function}: the values of a compressed gradient were asked for, but its .grad has the "
+        "norm and not the values. Use a norm of order 2, look at gradients in register_hook(), or "
+        "take them from torch.autograd.grad(loss, parameters)"
+    )
+
+
+def _order(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> Any:
+    if len(args) > place:
+        return args[place]
+    return kwargs.get("ord", kwargs.get("p"))
+
+
+def _check_order(function: str, order: Any, ours: NormGradient, kwargs: dict[str, Any]) -> None:
+    is_matrix_norm = function == "linalg_norm" and order is not None and ours.dim() == 2
+    if kwargs.get("dim") is None and (order is None or order == "fro"):
+        return
+    is_two = not isinstance(order, str) and order is not None and float(order) == 2
+    if is_two and kwargs.get("dim") is None and not is_matrix_norm:
+        return
+    raise Unavailable(
+        f"{function}: a norm of order {order} was asked of a compressed gradient, whose .grad "
+        "knows only the norm of order 2 of all its elements; use opt.clip_grad_norm_(max_norm, "
+        "norm_type), which has 2 and inf"
+    )
+
+
+class _NoGraph(torch.autograd.Function):
+    """Passes values through, and raises where a gradient of them is asked for."""
+
+    @staticmethod
+    def forward(_ctx: Any, values: torch.Tensor, _anchor: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_: torch.Tensor) -> Any:
+        raise Unavailable(
+            "backward: a loss was made of .grad after backward(create_graph=True), but .grad of "
+            "compressed weights has no graph; use torch.autograd.grad(loss, parameters, "
+            "create_graph=True), which gives every gradient"
+        )
+
+
+def _refusing_graph(values: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return _NoGraph.apply(values, torch.zeros((), device=values.device, requires_grad=True))

@@ -1,0 +1,301 @@
+"""`opt.state` as torch's users know it, and hooks that see whole states.
+
+`opt.state` has ordinary states as torch keeps them, and those of compressed weights, which are the
+engine's. An entry of a compressed weight is made when it is asked for: a dict of copies on the
+host. What is changed in it, assigned to it or deleted goes back to the engine before the next
+backward, so that loops over `opt.state` do what they do with torch's optimizers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from sluiceway import _core
+from sluiceway.errors import InvalidArgument
+from sluiceway.optim.common.state import check_count, check_moment
+
+if TYPE_CHECKING:
+    from sluiceway.optim.common.engine_optimizer import EngineOptimizer
+
+_TENSORS = ("exp_avg", "exp_avg_sq", "residual")
+_COUNTS = ("step", "residual_step")
+
+
+class _Handed(NamedTuple):
+    """An entry that somebody may have, the engine's states, and what the entry held."""
+
+    entry: dict[str, Any]
+    states: list[dict[str, Any]]
+    seen: dict[str, Any]
+
+
+class EngineStates(MutableMapping):
+    """State by parameter.
+
+    Parameters
+    ----------
+    optimizer : EngineOptimizer
+        Held weakly.
+    keep : bool
+        Whether all entries that were handed out stay live until the next backward; else the last
+        one alone, as all of them would not fit into memory.
+
+    Attributes
+    ----------
+    ordinary : dict
+        States of the parameters that are not compressed.
+    """
+
+    def __init__(self, optimizer: EngineOptimizer, keep: bool) -> None:
+        self._optimizer, self._keep = weakref.ref(optimizer), keep
+        self._parameters = [weight.parameter for weight in optimizer.weights]
+        self._numbers = {id(p): number for number, p in enumerate(self._parameters)}
+        self._handed: dict[int, _Handed] = {}
+        self.ordinary: dict[Any, Any] = {}
+        self.hidden = False  # Entries of compressed weights, while torch's own functions iterate.
+
+    # ---- Entries of compressed weights ----
+
+    def _engine_has_states(self) -> bool:
+        optimizer = self._optimizer()
+        return not self.hidden and optimizer is not None and optimizer.has_states()
+
+    def _number(self, key: Any) -> int | None:
+        """The number of a compressed weight that has a state."""
+        number = self._numbers.get(id(key))
+        return number if number is not None and self._engine_has_states() else None
+
+    def _entry(self, number: int) -> dict[str, Any]:
+        if number not in self._handed:
+            if not self._keep:
+                self.take_back()
+            optimizer = self._optimizer()
+            optimizer.synchronize()
+            states = optimizer.engine_states_of(number)
+            entry = _shown(states, optimizer.weights[number].is_batch)
+            self._handed[number] = _Handed(entry, states, _seen(entry))
+        return self._handed[number].entry
+
+    def take_back(self) -> None:
+        """Give the engine what was changed in entries; whoever has one has a copy from now on.
+
+        Raises
+        ------
+        InvalidArgument
+            Gradients are gathered, or something that was assigned is no state of its weight.
+        """
+        handed, self._handed = self._handed, {}
+        optimizer = self._optimizer()
+        if optimizer is None or not handed:
+            return
+        for number, (entry, states, seen) in handed.items():
+            if _seen(entry) == seen:
+                continue
+            weight = optimizer.weights[number]
+            if optimizer.engine.has_gradient():
+                raise InvalidArgument(
+                    f"{type(optimizer).__name__}.state: the state of {weight.name} was changed "
+                    "while gradients are gathered; change it between step() and backward(), or "
+                    "call zero_grad() first"
+                )
+            new = _taken(weight.name, entry, states, weight.is_batch)
+            optimizer.synchronize()
+            optimizer.take_engine_states(number, new)
+
+    def drop_entries(self) -> None:
+        """Forget what was handed out: other states have taken the place."""
+        self._handed = {}
+
+    # ---- A mapping; an entry is begun when it is asked for, as torch's are ----
+
+    def __getitem__(self, key: Any) -> Any:
+        number = self._number(key)
+        if number is not None:
+            return self._entry(number)
+        if id(key) in self._numbers:  # Not trained yet, or closed.
+            return {}
+        return self.ordinary.setdefault(key, {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        number = self._number(key)
+        if number is not None:
+            entry, value = self._entry(number), dict(value)
+            entry.clear()
+            entry.update(value)
+        elif id(key) not in self._numbers:
+            self.ordinary[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        number = self._number(key)
+        if number is None:
+            del self.ordinary[key]
+            return
+        self._entry(number).clear()  # An empty entry is that of a weight without steps.
+        if not self._keep:
+            self.take_back()
+
+    def __contains__(self, key: Any) -> bool:
+        return self._number(key) is not None or key in self.ordinary
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from list(self.ordinary)
+        if self._engine_has_states():
+            yield from self._parameters
+
+    def __len__(self) -> int:
+        return len(self.ordinary) + self._engine_has_states() * len(self._parameters)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401 - this is get().
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        if key not in self:
+            return self.ordinary.pop(key, *default)
+        entry = dict(self[key])
+        del self[key]
+        return entry
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def clear(self) -> None:
+        for key in list(self):
+            del self[key]
+
+    def replace(self, states: Any) -> None:
+        """Do what assigning `opt.state` does."""
+        if states is not self:
+            states = dict(states)
+            self.clear()
+            self.update(states)
+
+    def copy(self) -> dict[Any, Any]:
+        return dict(self)
+
+    __copy__ = copy
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _shown(states: list[dict[str, Any]], is_batch: bool) -> dict[str, Any]:
+    """Make an entry: counts, and float32 tensors; of a batch one for all of its slices."""
+    entry: dict[str, Any] = {}
+    for key in (key for key in (*_COUNTS, *_TENSORS) if key in states[0]):
+        values = [state[key] for state in states]
+        if key in _COUNTS:
+            entry[key] = max(values)
+        elif values[0].numel():
+            values = [value.view(torch.float32) for value in values]
+            entry[key] = torch.stack(values) if is_batch else values[0]
+    if "residual" not in entry:
+        entry.pop("residual_step", None)
+    return entry
+
+
+def _seen(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return counts and checksums of an entry, which tell whether it was changed."""
+    return {
+        key: (value.dtype, value.shape, _core.bits_checksum(value.detach().cpu()))
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in entry.items()
+    }
+
+
+def _taken(
+    name: str, entry: dict[str, Any], states: list[dict[str, Any]], is_batch: bool
+) -> list[dict[str, Any]]:
+    """Return the engine's states with the values of an entry; an empty one begins anew."""
+    was = _shown(states, is_batch)
+    new = [dict(state) for state in states]
+    begins_anew = not entry or entry.get("step") == 0
+    for key in was:
+        value = entry.get(key, 0)
+        if key in _COUNTS:
+            value = 0 if key == "residual_step" and begins_anew else value
+            value = int(value)
+            check_count(f"{key} of {name}", value)
+            for state in new:
+                state[key] = value
+            continue
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+        elif not entry:
+            value = torch.zeros_like(was[key])
+        check_moment(f"{key} of {name}", value, tuple(was[key].shape))
+        for state, one in zip(new, value.unbind() if is_batch else [value], strict=True):
+            state[key] = one.contiguous().view(states[0][key].dtype)
+    return new
+
+
+class StateHooks(torch.optim.Optimizer):
+    """An optimizer whose states have more than torch's: hooks of states see all of it.
+
+    torch would call them with what it knows itself. Here they are kept apart, and a subclass calls
+    them around the whole state.
+    """
+
+    def _hooks_of(self, kind: str) -> OrderedDict[int, Callable[..., Any]]:
+        return self.__dict__.setdefault("_state_hooks", {}).setdefault(kind, OrderedDict())
+
+    def _register(self, kind: str, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
+        hooks = self._hooks_of(kind)
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
+        if prepend:
+            hooks.move_to_end(handle.id, last=False)
+        return handle
+
+    def register_state_dict_pre_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer)` before a state is taken."""
+        return self._register("saves", hook, prepend)
+
+    def register_state_dict_post_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer, state_dict)` with the whole state; it may return another."""
+        return self._register("saved", hook, prepend)
+
+    def register_load_state_dict_pre_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer, state_dict)` before a load; what it returns is loaded instead."""
+        return self._register("loads", hook, prepend)
+
+    def register_load_state_dict_post_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(optimizer)` after all of a state was loaded."""
+        return self._register("loaded", hook, prepend)
+
+    def _before_save(self) -> None:
+        for hook in list(self._hooks_of("saves").values()):
+            hook(self)
+
+    def _changed_by(self, kind: str, state_dict: Any) -> Any:
+        """Return the state as the hooks of a kind leave it."""
+        for hook in list(self._hooks_of(kind).values()):
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        return state_dict
+
+    def _before_load(self, state_dict: Any) -> Any:
+        """Return the state to load; hooks get a shallow copy, as torch's do."""
+        is_dict = isinstance(state_dict, dict)
+        return self._changed_by("loads", state_dict.copy() if is_dict else state_dict)
+
+    def _after_load(self) -> None:
+        for hook in list(self._hooks_of("loaded").values()):
+            hook(self)

@@ -1,0 +1,56 @@
+"""Limits of each tier: what the budget gives, else what the machine has."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.config.values import Budget
+from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
+from sluiceway.machine.placement import Placement, is_here
+
+_HOST = HostOps()
+_MOST_LANE_THREADS = 8  # Which read and write as fast as the memory of a desktop's processor gives.
+_OTHER_THREADS = 2  # The program's own, and autograd's.
+
+
+def device_limit(given: int | None, device: DeviceOps = _HOST) -> int:
+    """Bytes of the device tier: what the budget gives, else what the device has to offer."""
+    return device.offered_bytes() if given is None else given
+
+
+def planned_device_limit(given: int | None, placement: Placement) -> int | None:
+    """Return that limit for a plan; None for another machine's device without a budget."""
+    return device_limit(given, ops_on(placement.device)) if is_here(placement.name) else given
+
+
+def tier_limits(budget: Budget | None, device: DeviceOps = _HOST) -> list[int | None]:
+    """Bytes for device, host, pinned, disk; the host's are half of its memory by default."""
+    given = budget or Budget()
+    memory = _HOST.offered_bytes()
+    host, pinned = (memory if tier is None else tier for tier in (given.host, given.pinned))
+    return [device_limit(given.device, device), host, pinned, given.disk]
+
+
+def lane_threads(asked: Literal["auto"] | int, compute: _core.Stream, pinned: bool) -> int:
+    """Threads that share AdamW on the host; pinned: the lanes have one core.
+
+    On the host device the model computes on the same cores.
+    """
+    if asked != "auto":
+        return asked
+    if pinned or compute == _core.Stream.host():
+        return 1
+    return min(_MOST_LANE_THREADS, max(1, len(os.sched_getaffinity(0)) - _OTHER_THREADS))
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the model's parameters and buffers, each storage once."""
+    seen = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+    return sum(seen.values())

@@ -1,1 +1,0 @@
-"""What an optimizer refuses of models, processes and parameters, before and while it trains."""

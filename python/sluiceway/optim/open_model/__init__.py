@@ -1,1 +1,0 @@
-"""What an open optimizer has to do with its model beside hooks: who reads it, who owns what."""
