@@ -1,4 +1,4 @@
-"""What became of one piece of a part, from the files that it has left."""
+"""Tell how one piece of a part ended, from the files that it left."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 from sluiceway.machine.finding import last_words
 
 _SANITIZERS = ("memcheck", "racecheck")
-_ENDED_BY_LIMIT = (124, 137)  # Of timeout(1): asked to end, and killed.
-_NOT_RUN = 77  # Of a piece that lacks a tool, as run.sh has it.
+_ENDED_BY_LIMIT = (124, 137)  # Exit statuses of timeout(1): terminated, and killed.
+_NOT_RUN = 77  # Exit status that run.sh gives a piece whose tool is missing.
 
 
 def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -46,18 +46,18 @@ def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[d
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the end of what was printed."""
+    """Return the last lines of the log."""
     text = log.read_text(errors="replace") if log.exists() else ""
     return text.splitlines()[-count:]
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that is not empty; of a crash, where Python was."""
+    """Return the last line that is not empty; after a crash, the line where Python was."""
     return last_words(last_lines(log, 200))[:300]
 
 
 def unfinished(log: Path) -> str:
-    """Say which test a piece was in when it was cut, or else what it printed last."""
+    """Return the test that was running when a piece was cut, or else its last output."""
     text = log.read_text(errors="replace")
     begun = re.findall(r"^\[ RUN +\] (\S+)", text, re.MULTILINE)
     if begun:
@@ -72,7 +72,7 @@ def unfinished(log: Path) -> str:
 
 
 def tests(junit: Path, state: str) -> dict[str, str]:
-    """How many passed, and the names of the others; a test that was skipped is one of those."""
+    """Count the passed tests and name the others; skipped tests count among the others."""
     cases = list(ElementTree.parse(junit).iter("testcase"))
     bad = {"failure", "error", "skipped"}
     failed = [
@@ -90,7 +90,7 @@ def tests(junit: Path, state: str) -> dict[str, str]:
 
 
 def sanitizer(log: Path, state: str) -> dict[str, str]:
-    """Its last word; one that could not attach here has none, and is no failure of ours."""
+    """Quote the sanitizer's summary; without one it could not attach, which is not our failure."""
     text = log.read_text(errors="replace")
     last = re.findall(r"^=+\s*(.*SUMMARY:.*)$", text, re.MULTILINE)
     if re.search(r"^\[=+\] (Running )?0 tests", text, re.MULTILINE):
@@ -102,7 +102,7 @@ def sanitizer(log: Path, state: str) -> dict[str, str]:
 
 
 def run(summary: Path, state: str) -> dict[str, str]:
-    """How a run of the command line ended."""
+    """Describe how a run of the command line ended."""
     found = json.loads(summary.read_text())
     if found["status"] != "done":
         state = "failed"

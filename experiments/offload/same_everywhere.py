@@ -1,10 +1,11 @@
-"""One fine-tune with its states in host memory, through both back ends, and on a block device.
+"""Compare one fine-tune with states in host memory, in files by both backends, and on a device.
 
     python -m experiments.offload.same_everywhere FOLDER [--steps N]
 
 Runs configs/quickstart_offload_disk.yaml on real text in FOLDER, once for each place and way of
-training, and compares losses and final weights bit by bit; writes same_everywhere.json. The block
-device is a loop device over a file of FOLDER: root alone can make one, others leave it out.
+training. Compares losses and final weights bit by bit, and writes same_everywhere.json. The block
+device is a loop device over a file in FOLDER. Only root can make one; without root that place is
+left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WAYS = {
 
 @contextmanager
 def loop_device(folder: Path) -> Iterator[str | None]:
-    """A block device over a file of zeros; None where there is none to be had."""
+    """Yield a block device over a file of zeros; None if the system allows none."""
     image = folder / "image"
     with image.open("wb") as file:
         file.truncate(DEVICE_BYTES)
@@ -51,7 +52,7 @@ def loop_device(folder: Path) -> Iterator[str | None]:
 
 
 def places(folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """What a run is told of where its states are, each with its name."""
+    """Yield each place of the states: its name and the overrides that select it."""
     yield "host memory", {"engine.tier": "host"}
     yield "file, posix", {"store.io": "posix"}
     yield "file, uring", {"store.io": "uring"}
@@ -61,7 +62,7 @@ def places(folder: Path) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def digest(run: RunFolder) -> str:
-    """Of the final weights, and the loss and norm of every step."""
+    """Hash of the final weights, and of the loss and norm of every step."""
     found = hashlib.sha256((run.path / "checkpoint" / "model.safetensors").read_bytes())
     for line in run.lines:
         found.update(
