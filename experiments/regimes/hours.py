@@ -1,4 +1,4 @@
-"""How long runs will take, in seconds of one core: as those before them, else a guess."""
+"""Estimate the seconds of one core that runs will take, from earlier rows or a guess."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from experiments.regimes.fine_tunes import Run, asked_for
 
 # The guess fits the rows of results/, to 10 %: two cores of a shared EPYC, the small model.
 STEP_SECONDS, TOKEN_SECONDS = 0.012, 85e-6
-LOOK_SECONDS = 3.5  # Reading, and one held-out part.
+LOOK_SECONDS = 3.5  # Seconds to read the data, and to evaluate one held-out part.
 
 
 class Hours:
-    """What rows say about runs that are to come."""
+    """Predicts the time of runs from existing rows."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._seconds: dict[object, list[float]] = {}
@@ -24,22 +24,22 @@ class Hours:
                 self._seconds.setdefault(shape, []).append(row["core_seconds"])
 
     def seconds(self, run: Run) -> float:
-        """Of the same way in the same shape, else of any way in that shape, else guessed."""
+        """Mean of rows with the same way and shape, else with the same shape, else a guess."""
         for shape in _shapes(run):
             if shape in self._seconds:
                 return statistics.fmean(self._seconds[shape])
         return LOOK_SECONDS + run.steps * (STEP_SECONDS + run.tokens * TOKEN_SECONDS)
 
     def guessed(self, runs: Iterable[Run]) -> int:
-        """How many have no row to go by."""
+        """Number of runs without a row to predict from."""
         return sum(not any(shape in self._seconds for shape in _shapes(run)) for run in runs)
 
     def hours(self, runs: Iterable[Run]) -> float:
-        """Core-hours of them all."""
+        """Return the core-hours of all runs together."""
         return sum(map(self.seconds, runs)) / 3600
 
 
 def _shapes(run: Run) -> tuple[object, object]:
-    """What decides the time, from most to least alike."""
+    """Properties that decide the time, from the most specific to the least."""
     shape = (run.tokens, run.accumulate, run.steps, run.dtype)
     return (*shape, run.way), shape
