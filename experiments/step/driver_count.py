@@ -1,4 +1,4 @@
-"""Memory as the driver counts it, with contexts, kernels and what allocators hold on to."""
+"""Measure memory as the driver counts it, with contexts, kernels and allocator caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sluiceway.machine.footprint import resident_bytes
 
 
 def taken_bytes(device: torch.device) -> int:
-    """Of a card what all processes take; of the host device what the kernel says we have."""
+    """Bytes that all processes take of a card, or this process's bytes on the host device."""
     if device.type != "cuda":
         return resident_bytes()
     free, total = torch.cuda.mem_get_info(device)
@@ -17,9 +17,9 @@ def taken_bytes(device: torch.device) -> int:
 
 
 class TakenPeak:
-    """The most that `taken_bytes` said whenever it was asked.
+    """The largest value of `taken_bytes` over all queries.
 
-    Within `with` a thread asks all the time, which costs steps some of their speed.
+    Within `with`, a thread queries all the time, which slows the steps a little.
     """
 
     _EVERY_S = 0.005
@@ -31,7 +31,7 @@ class TakenPeak:
         self.bytes = taken_bytes(device)
 
     def look(self) -> int:
-        """Ask once; gives the most so far."""
+        """Query once; return the peak so far."""
         self.bytes = max(self.bytes, taken_bytes(self._device))
         return self.bytes
 

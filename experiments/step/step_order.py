@@ -1,8 +1,8 @@
-"""Which turns there are, and their order: where time is short, what was asked comes first.
+"""List the turns in order; when time is short, the targets' turns come first.
 
-Asked are 3b and 7b at 2k to 8k tokens a step over a desktop's link and over the card's own, and
-whole gradients at 2k. Every round of those comes before the first of the rest, and each begins with
-2k, as named and with activations kept: a dozen turns.
+The targets are set for 3b and 7b at 2k to 8k tokens a step over a desktop's link and over the
+card's own, and for whole gradients at 2k. Every round of these comes before the first of the rest.
+Each begins with 2k, paced as named and with activations kept: a dozen turns.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Turn:
 
     number: int
     way: str
-    link: str | None  # None: native has none.
-    pacing: str | None  # None: nothing is paced.
+    link: str | None  # None: native uses no link.
+    pacing: str | None  # None: no link to pace.
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a row of results is known by."""
+        """Fields that identify the turn in a row of results."""
         return {"round": self.number, "way": self.way, "link": self.link, "pacing": self.pacing}
 
 
 def turns_of_round(
     number: int, ways: list[str], links: list[str], pacings: list[str]
 ) -> list[Turn]:
-    """Every way once over every link; each round begins with another, the first with native."""
+    """List every way once over every link; rounds differ in the first way, round 0 has native."""
     found = [Turn(number, NATIVE, None, None)]
     for way in ways:
         for link in links if way != NATIVE else ():
@@ -56,7 +56,7 @@ def turns_of_round(
 def in_order(
     cases: Iterable[Case], rounds: int, ways: list[str], links: list[str], pacings: list[str]
 ) -> list[tuple[Case, Turn]]:
-    """All of them; native's first turn of a case is before those that are paced by its rate."""
+    """List all turns; native's first turn of a case comes before turns paced by its rate."""
     cases = list(cases)
     found = [
         (case, turn)
@@ -73,7 +73,7 @@ def in_order(
 
 
 def _wave(case: Case, turn: Turn) -> int:
-    """When a turn is taken in its round: first what targets are set for, with activations kept."""
+    """Rank of a turn in its round: targets first, with activations kept."""
     asked = case.shape in _SHAPES and case.tokens in _TOKENS
     if turn.way == WHOLE:
         asked &= case.tokens == _FIRST_TOKENS and turn.pacing == ABSOLUTE
