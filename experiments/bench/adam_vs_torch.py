@@ -22,7 +22,7 @@ HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
 def load_kernel(build: Path) -> ctypes._CFuncPtr:
-    """sluiceway_adam_step() of the build's shared library."""
+    """Load the build's shared library and return its sluiceway_adam_step()."""
     library = ctypes.CDLL(str(build / "experiments" / "bench" / "libsluiceway_adam_shared.so"))
     kernel = library.sluiceway_adam_step
     kernel.restype = None
@@ -42,7 +42,7 @@ class Ours:
         self.steps = 0
 
     def step(self, g: torch.Tensor) -> None:
-        """One step from gradient `g`."""
+        """Take one step from gradient `g`."""
         self.steps += 1
         beta1, beta2 = HYPER["betas"]
         arrays = [t.data_ptr() for t in (g, self.m, self.v, self.w)]
@@ -87,7 +87,7 @@ def nanoseconds(call, elems: int) -> float:
 
 
 def main() -> int:
-    """Measures, prints, writes."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=Path, help="build folder, for example build/cpu")
     parser.add_argument("--elems", type=int, default=16 * 2**20 + 1040, help="parameters")

@@ -1,4 +1,4 @@
-"""Runs every kernel benchmark of a build and prints how close each comes to its roof.
+"""Run every kernel benchmark of a build and print how close each comes to its roof.
 
     python -m experiments.bench.report BUILD_DIR [--once] [--only NAME] [--filter REGEX]
         [--out FILE]
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_bench(binary: Path, once: bool, pattern: str) -> list[dict[str, Any]]:
-    """The benchmarks of one binary, as Google Benchmark reports them."""
+    """Run the benchmarks of one binary and return Google Benchmark's rows."""
     command = [str(binary), "--benchmark_format=json", f"--benchmark_filter={pattern}"]
     if once:
         command.append("--benchmark_min_time=0")
@@ -56,7 +56,7 @@ def commit() -> str:
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """One line a benchmark; a dash where it reports no rate or has no roof."""
+    """Print one line a benchmark; a dash where it reports no rate or has no roof."""
     width = max(len(row["name"]) for row in rows)
     print(f"{'benchmark':<{width}}  {'GB/s':>8}  {'of roof':>7}")
     for row in rows:
@@ -66,7 +66,7 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Runs, prints, writes; 1 if a benchmark fails or there is none."""
+    """Run, print, write; return 1 if a benchmark fails or there is none."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=Path, help="build folder, for example build/cpu")
     parser.add_argument("--once", action="store_true", help="one iteration each")

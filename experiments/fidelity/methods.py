@@ -1,4 +1,4 @@
-"""Every way of training that the experiment compares, as (parameters to train, optimizer)."""
+"""Ways of training that the experiment compares, as (parameters to train, optimizer)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = {
     "residual": {"residual": "factored"},
     "sign": {"residual": "sign"},
     "unclipped": {"_residual_max_rms": math.inf},  # Adafactor's clip is left out.
-    "factored_v": {"second_moment": "factored"},  # Of the core.
+    "factored_v": {"second_moment": "factored"},  # The core's second moment.
     # Cores without gradients; then steps between two gradients of a weight, for its residual.
     "fused": {"fused": True, "share_inputs": True},
     **{f"every{k}": {"residual_every": k} for k in (2, 4, 8)},
@@ -33,8 +33,8 @@ class Trainee:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     trained: list[nn.Parameter]
-    state_bytes: int | None = None  # On the device, beyond the weights; None: not counted.
-    link_bytes: int = 0  # A step, both ways.
+    state_bytes: int | None = None  # Bytes on the device beyond the weights; None: not counted.
+    link_bytes: int = 0  # Bytes over the link in a step, both ways.
 
 
 def block_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -113,7 +113,7 @@ def _lora(model: nn.Module, rank: int, lr: float) -> Trainee:
     norms = [p for p in model.parameters() if p.requires_grad and p.dim() == 1]
     adapted = get_peft_model(model, config)
     for p in norms:
-        p.requires_grad_(True)  # As with every other method.
+        p.requires_grad_(True)  # Every other method trains them too.
     trained = [p for p in adapted.parameters() if p.requires_grad]
     size = sum(p.numel() for p in trained if p.dim() == 2)
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=WEIGHT_DECAY)

@@ -1,4 +1,4 @@
-"""Draw headline.png and curves.png from the fine-tunes that are done.
+"""Draw headline.png and curves.png from the finished fine-tunes.
 
 python -m experiments.fidelity.plots
 """
@@ -21,16 +21,16 @@ from matplotlib.figure import Figure
 from experiments.fidelity.stages import HEADLINE, MODELS, SHIFTS, Results
 from experiments.fidelity.tables import DEFAULTS, FOLDER, REFERENCE, Row, Stage, looks, shares
 
-# Okabe and Ito's colours, told apart by eyes of every kind; each has a marker of its own too.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; each has its own marker.
 STYLES = (("#000000", "o"), ("#d55e00", "s"), ("#e69f00", "D"), ("#009e73", "^"),
           ("#0072b2", "v"), ("#cc79a7", "P"))  # fmt: skip
 ALONE = next(method for method in HEADLINE if method.startswith("none+"))
 MAIN = dict(zip((REFERENCE, *DEFAULTS[:2], ALONE, "galore", "lora32"), STYLES, strict=True))
-LEAST = -0.25  # Shares below are drawn here, as an arrow: a run that diverged has no place.
+LEAST = -0.25  # Lower shares become an arrow here: a diverged run has no place.
 
 
 def panels(stage: Stage) -> list[tuple[str, str]]:
-    """Models and texts that have AdamW's row."""
+    """Models and texts that have a row for AdamW."""
     there = {(r.best.model, r.best.shift) for r in stage.rows if stage.native(r)}
     return [(m, s) for m in MODELS for s in SHIFTS if (m, s) in there]
 
@@ -42,7 +42,7 @@ def rows_of(stage: Stage, model: str, shift: str) -> dict[str, Row]:
 
 
 def dots(axes: Axes, results: Results, stage: Stage, rows: dict[str, Row]) -> None:
-    """Shares of AdamW's gain, a line a method, a dot a seed."""
+    """Draw the shares of AdamW's gain: one line per method, one dot per seed."""
     for place, method in enumerate(HEADLINE):
         if method not in rows:
             continue
@@ -65,7 +65,7 @@ def dots(axes: Axes, results: Results, stage: Stage, rows: dict[str, Row]) -> No
 
 
 def draw_headline(results: Results, stage: Stage) -> Figure:
-    """One panel a model and text."""
+    """Draw one panel for each model and text."""
     shown = panels(stage)
     height = 0.32 * len(HEADLINE) * math.ceil(len(shown) / 2) + 1.2
     figure, grid = plt.subplots(math.ceil(len(shown) / 2), min(2, len(shown)), sharex=True,
@@ -86,14 +86,14 @@ def draw_headline(results: Results, stage: Stage) -> Figure:
 
 
 def medians(results: Results, row: Row) -> Iterator[tuple[float, float, float]]:
-    """Step, CPU seconds and loss of every look, medians over seeds."""
+    """Yield step, CPU seconds and loss of every evaluation, as medians over seeds."""
     for same_step in zip(*(looks(results, job) for job in row.jobs()), strict=True):
         yield (same_step[0].step, *(statistics.median(getattr(look, name) for look in same_step)
                                     for name in ("cpu_seconds", "loss")))  # fmt: skip
 
 
 def draw_curves(results: Results, stage: Stage) -> Figure:
-    """Loss over steps above, over the processor's seconds below; one column a model and text."""
+    """Draw loss over steps above and over CPU seconds below; one column for each model and text."""
     shown = panels(stage)
     figure, grid = plt.subplots(2, len(shown), squeeze=False, sharey="col", layout="constrained",
                                 figsize=(max(6, 3.2 * len(shown)), 6))  # fmt: skip
@@ -119,7 +119,7 @@ def draw_curves(results: Results, stage: Stage) -> Figure:
 
 
 def main() -> None:
-    """Draw what there is."""
+    """Draw both figures from the results that exist."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl")
     parser.add_argument("--out", type=Path, default=FOLDER)

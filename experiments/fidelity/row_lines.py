@@ -1,8 +1,8 @@
-"""Files of rows: a JSON object a line, whatever kills the writer.
+"""Store rows in a file, one JSON object a line, safely even when the writer is killed.
 
 append_row() locks the file, writes a row with one call and syncs it, so two writers keep each
-other's rows. A line that a kill or a full disk left without its end is no row; the next append cuts
-it off.
+other's rows. A line that a kill or a full disk left without its end does not count as a row; the
+next append cuts it off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every whole line; none where there is no file."""
+    """Read every whole line; return no rows if the file does not exist."""
     if not path.exists():
         return []
     content, rows = path.read_bytes(), []
@@ -33,7 +33,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Put one line behind the last whole one."""
+    """Append one row after the last whole line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(row, sort_keys=True) + "\n").encode()
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -4,8 +4,8 @@
     python -m experiments.fidelity.run --stages screen # one of them
     python -m experiments.fidelity.run --count         # what is done and what is left
 
-Each stage is planned from the results of the ones before it, so it begins when they are complete.
-A fine-tune that is there is never repeated; Ctrl-C loses those that are running.
+Each stage is planned from the results of earlier stages, so it begins when they are complete. A
+finished fine-tune is never repeated; Ctrl-C loses the fine-tunes that are running.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def work(job: Job) -> Row:
 
 
 def begin_worker() -> None:
-    """Workers end with the terminal's Ctrl-C, without a traceback each."""
+    """Let a worker end on the terminal's Ctrl-C without printing a traceback."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Run the fine-tunes that are missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--workers", type=int, default=os.cpu_count())

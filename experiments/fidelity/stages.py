@@ -11,7 +11,8 @@ from pathlib import Path
 from experiments.fidelity.row_lines import read_rows
 from experiments.fidelity.train_one import Job, asked_for
 
-RATES = (1e-3, 2e-3, 4e-3, 8e-3)  # The same for every method; extended where the edge is best.
+# The same rates for every method; the plan adds rates beyond an edge that is best.
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 LOWEST, HIGHEST = 2.5e-4, 6.4e-2
 PLAIN = ("adamw", "adafactor", "lora8", "lora32")
 BASELINES = ("galore", "galore+residual", "apollo", "topk_columns")
@@ -31,7 +32,7 @@ CODEC_ROWS = (
 HEADLINE = ("adamw", "adafactor", "lora8", "lora32", "galore", "apollo", "none+residual",
             "block_random", "block_random+residual+factored_v",
             "svd+residual+factored_v")  # fmt: skip
-# By steps between the residuals of a weight; a residual in each step needs every gradient.
+# Keyed by the steps between a weight's residuals; a residual in each step needs every gradient.
 ROLLING = {
     1: "block_random+residual",
     **{k: f"block_random+residual+fused+every{k}" for k in (2, 4, 8)},
@@ -41,7 +42,7 @@ MODELS, SHIFTS = ("small", "quickstart"), ("prose", "cpp")
 
 
 class Found:
-    """Fine-tunes that are done, by the keys of what was asked for."""
+    """Finished fine-tunes, keyed by their jobs."""
 
     def __init__(self, runs: dict[str, dict]) -> None:
         self._found = runs
@@ -51,7 +52,7 @@ class Found:
         return job.key in self._found
 
     def loss(self, job: Job, part: str = "final") -> float:
-        """Held-out loss after it; infinite when the loss was not finite."""
+        """Held-out loss after the fine-tune; infinite when the loss was not finite."""
         value = self._found[job.key]["after"][part]
         return value if value == value else float("inf")
 
@@ -60,18 +61,18 @@ class Found:
         return self._found[job.key]
 
     def rows(self) -> Collection[dict]:
-        """Return every run."""
+        """Return the rows of all fine-tunes."""
         return self._found.values()
 
     def best_rate(self, job: Job, rates: Iterable[float]) -> float | None:
-        """The rate with the lowest loss on `pick`; None while one of `rates` is missing."""
+        """Rate with the lowest loss on `pick`; None while one of `rates` is missing."""
         jobs = [replace(job, lr=rate) for rate in rates]
         if not all(map(self.has, jobs)):
             return None
         return min(jobs, key=lambda j: self.loss(j, "pick")).lr
 
     def tuned_rate(self, job: Job, rates: Iterable[float] = RATES) -> float | None:
-        """The best rate once it is not at an edge of what was tried; None while it may be."""
+        """Best rate, once it lies inside the range of tried rates; None until then."""
         tried = tried_rates(self, job, rates)
         best = self.best_rate(job, tried)
         if best is None or _beyond(best, tried) is not None:
@@ -80,7 +81,7 @@ class Found:
 
 
 class Results(Found):
-    """Fine-tunes of one file with a row for each."""
+    """Finished fine-tunes read from one file, with one row for each."""
 
     def __init__(self, path: Path) -> None:
         super().__init__({asked_for(row).key: row for row in read_rows(path)})
@@ -95,7 +96,7 @@ def _beyond(best: float, tried: list[float]) -> float | None:
 
 
 def tried_rates(results: Found, job: Job, rates: Iterable[float] = RATES) -> list[float]:
-    """`rates`, and those beyond an edge that was best."""
+    """Return `rates`, plus each rate tried beyond an edge that was best."""
     tried = sorted(rates)
     while (best := results.best_rate(job, tried)) is not None:
         further = _beyond(best, tried)
@@ -106,7 +107,7 @@ def tried_rates(results: Found, job: Job, rates: Iterable[float] = RATES) -> lis
 
 
 def tuned(results: Found, job: Job, rates: Iterable[float] = RATES) -> list[Job]:
-    """One job a rate."""
+    """Return one job for each rate to try."""
     return [replace(job, lr=rate) for rate in tried_rates(results, job, rates)]
 
 
@@ -116,13 +117,13 @@ def _job(method: str, model: str = "small", shift: str = "prose", ratio: float =
 
 
 def screen(results: Results) -> list[Job]:
-    """Every row on the small model, prose, f = 1/4, one seed."""
+    """Jobs of every method on the small model and prose, at f = 1/4 with one seed."""
     rows = (*PLAIN, *BASELINES, *CODEC_ROWS)
     return [job for method in rows for job in tuned(results, _job(method))]
 
 
 def best_codecs(results: Results, count: int = 4) -> list[str]:
-    """Codec rows of the screen by their loss on `pick`; empty while the screen runs."""
+    """Codecs of the screen ordered by their loss on `pick`; empty while the screen runs."""
     losses = {}
     for method in CODEC_ROWS:
         if method.startswith("none"):
@@ -135,7 +136,7 @@ def best_codecs(results: Results, count: int = 4) -> list[str]:
 
 
 def ratios(results: Results) -> list[Job]:
-    """f = 1/8 and 1/2 for the best codecs, three rates."""
+    """Jobs at f = 1/8 and 1/2 for the best codecs, with three rates."""
     return [
         job
         for method in best_codecs(results)
@@ -145,7 +146,7 @@ def ratios(results: Results) -> list[Job]:
 
 
 def headline(results: Results) -> list[Job]:
-    """Ten rows, two models, two shifts: rates on seed 0, then two more seeds."""
+    """Jobs of ten methods, two models and two texts: rates on seed 0, then two more seeds."""
     jobs = []
     for model in MODELS:
         for shift in SHIFTS:
@@ -162,7 +163,7 @@ def headline(results: Results) -> list[Job]:
 
 
 def rolling(results: Results) -> list[Job]:
-    """AdamW, and residuals in turns at f = 1/4 and 1/2: rates on seed 0, then two more seeds."""
+    """Jobs of AdamW and residuals in turns at f = 1/4, 1/2: rates on seed 0, then two more."""
     jobs = []
     for model in MODELS:
         for method, ratio in (("adamw", 0.25), *itertools.product(ROLLING.values(), (0.25, 0.5))):
@@ -174,7 +175,7 @@ def rolling(results: Results) -> list[Job]:
 
 
 def long(results: Results) -> list[Job]:
-    """1,000 steps, three seeds, for the five best rows of the screen."""
+    """Jobs of 1,000 steps with three seeds, for the five best methods of the screen."""
     losses = {}
     for method in HEADLINE:
         rate = results.tuned_rate(_job(method), tried_rates(results, _job(method)))
@@ -192,7 +193,7 @@ def long(results: Results) -> list[Job]:
 
 
 def refresh(results: Results) -> list[Job]:
-    """Never, every 50 and 200 steps, and the paper's trigger, in runs of 400 steps."""
+    """Jobs of 400 steps that refresh never, every 50 or 200 steps, or by the paper's trigger."""
     jobs = []
     for method in ("svd+residual", "sparse_learned"):
         rate = results.tuned_rate(_job(method))
@@ -214,5 +215,5 @@ STAGES: dict[str, Callable[[Results], list[Job]]] = {
 
 
 def median_and_range(values: list[float]) -> tuple[float, float, float]:
-    """Median, smallest, largest."""
+    """Return median, smallest and largest value."""
     return statistics.median(values), min(values), max(values)

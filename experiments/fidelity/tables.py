@@ -1,9 +1,9 @@
-"""Turn the fine-tunes that are done into RESULTS.md.
+"""Turn the finished fine-tunes into RESULTS.md.
 
     python -m experiments.fidelity.tables
 
-Learning rates are chosen on `pick`, losses shown are of `final`. A row is shown once all fine-tunes
-that its stage asks for are there; those that are not are counted.
+Learning rates are chosen on `pick`; the tables show losses on `final`. A row is shown once every
+fine-tune that its stage plans has finished; the tables count the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from experiments.fidelity.train_one import Job
 
 FOLDER = Path(__file__).parent
 REFERENCE = "adamw"
-# What codec="auto" stands for, and what it has to beat.
+# The method that codec="auto" stands for, and its rivals.
 DEFAULTS = [m for m in reversed(HEADLINE) if m.startswith(("svd+res", "block_random+res"))]
 RIVALS = [m for m in HEADLINE if m.startswith(("lora", "galore", "adafactor", "none+"))]
 
@@ -31,16 +31,16 @@ RIVALS = [m for m in HEADLINE if m.startswith(("lora", "galore", "adafactor", "n
 class Row:
     """One method in one setting, at its best rate."""
 
-    best: Job  # Of the first seed.
+    best: Job  # Result of the first seed.
     seeds: tuple[int, ...]
 
     def jobs(self, rate: float | None = None) -> list[Job]:
-        """One a seed, at the best rate or another one."""
+        """Return one job for each seed, at the best rate or another one."""
         return [replace(self.best, lr=rate or self.best.lr, seed=seed) for seed in self.seeds]
 
 
 class Look(NamedTuple):
-    """A loss on the way."""
+    """Evaluation during a fine-tune."""
 
     step: int
     seconds: float
@@ -70,7 +70,7 @@ class Stage:
 
 def _row(results: Results, setting: Job, jobs: list[Job]) -> Row:
     seeds = {job.lr: tuple(sorted(j.seed for j in jobs if j.lr == job.lr)) for job in jobs}
-    most = max(seeds.values(), key=len)  # Rates that lost have the first seed alone.
+    most = max(seeds.values(), key=len)  # Only the first seed ran with rates that were not chosen.
     best = results.best_rate(setting, [rate for rate, mine in seeds.items() if mine == most])
     return Row(replace(setting, lr=best), most)
 
@@ -83,7 +83,7 @@ Native = Callable[[Row], Row | None]
 
 
 def shares(results: Results, jobs: list[Job], native: list[Job]) -> list[float]:
-    """Gain over AdamW's gain, seed by seed: equal seeds have equal batches."""
+    """Gain divided by AdamW's gain, seed by seed; equal seeds have equal batches."""
 
     def gain(job: Job) -> float:
         return results.of(job)["before"]["final"] - results.loss(job)
@@ -92,7 +92,10 @@ def shares(results: Results, jobs: list[Job], native: list[Job]) -> list[float]:
 
 
 def looks(results: Results, job: Job) -> list[Look]:
-    """Losses on the way, infinite where not finite; older files lack the processor's seconds."""
+    """Evaluations during a fine-tune; losses that are not finite become infinite.
+
+    Older files lack the CPU seconds.
+    """
     found = []
     for step, seconds, *cpu, loss in results.of(job)["curve"]:
         found.append(Look(step, seconds, *(cpu or [None]), loss if loss == loss else math.inf))
@@ -100,7 +103,7 @@ def looks(results: Results, job: Job) -> list[Look]:
 
 
 def loss_at(curve: Sequence[tuple[float | None, float]], time: float | None) -> float | None:
-    """Loss when `time` had passed, on a line between two looks; the last one when it was over."""
+    """Loss at `time`, interpolated between two evaluations; after the end, the last loss."""
     if time is None or any(at is None for at, _ in curve) or time < curve[0][0]:
         return None
     for (begin, high), (end, low) in pairwise(curve):
@@ -114,20 +117,20 @@ def loss_at(curve: Sequence[tuple[float | None, float]], time: float | None) -> 
 
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Markdown."""
+    """Format a Markdown table."""
     rows = [columns, ["---"] * len(columns), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def number(value: float | None, form: str = ".4f") -> str:
-    """A number; "-" where there is none."""
+    """Format a number; "-" stands for None."""
     if value is None:
         return "-"
     return format(value, form) if math.isfinite(value) else "diverged"
 
 
 def spread(values: list[float], form: str = ".4f") -> str:
-    """Median, and the range where there are several."""
+    """Format the median, and the range if there are several values."""
     median, low, high = median_and_range(values)
     if len(values) == 1:
         return number(median, form)
@@ -135,12 +138,12 @@ def spread(values: list[float], form: str = ".4f") -> str:
 
 
 def kib(count: int | None) -> str:
-    """Bytes in KiB."""
+    """Format bytes in KiB."""
     return "-" if count is None else f"{count / 1024:,.0f}"
 
 
 def at_rate(results: Results, row: Row, native: Row | None, rate: float) -> tuple[str, str]:
-    """Loss and share of AdamW's gain at a rate; the reference is at its own best one."""
+    """Format loss and share of AdamW's gain at a rate; AdamW is at its own best rate."""
     jobs = row.jobs(rate)
     if not all(map(results.has, jobs)):
         return "-", "-"
@@ -151,7 +154,7 @@ def at_rate(results: Results, row: Row, native: Row | None, rate: float) -> tupl
 
 
 def compared(results: Results, rows: Iterable[Row], native_of: Native) -> str:
-    """Rows by their loss: at the best rate and at AdamW's, with what each costs."""
+    """Tabulate rows by their loss at the best rate and at AdamW's rate, with the cost of each."""
     columns = ("method", "f", "best lr", "loss", "share", "loss at AdamW's lr", "share",
                "device state, KiB", "link, KiB a step", "CPU s")  # fmt: skip
     lines = []
@@ -174,7 +177,7 @@ def _median_loss(results: Results, jobs: list[Job]) -> float:
 
 
 def contests(results: Results, stage: Stage, mine: str, same_rate: bool) -> str:
-    """One sentence: in which settings the median loss of `mine` is below each rival's."""
+    """Say in one sentence in which settings the median loss of `mine` is below each rival's."""
     of = {(r.best.method, *_text_and_steps(r.best)): r for r in stage.rows}
     texts = []
     for rival in RIVALS:
@@ -198,7 +201,7 @@ def contests(results: Results, stage: Stage, mine: str, same_rate: bool) -> str:
 
 
 def headline(results: Results, stage: Stage) -> str:
-    """Every model and text, then who is ahead of whom."""
+    """Tabulate every model and text, then list which method is ahead of which."""
     parts = []
     for model, shift in dict.fromkeys((r.best.model, r.best.shift) for r in stage.rows):
         rows = [r for r in stage.rows if (r.best.model, r.best.shift) == (model, shift)]
@@ -212,7 +215,7 @@ def headline(results: Results, stage: Stage) -> str:
 
 
 def equal_time(results: Results, stage: Stage) -> str:
-    """Loss when tuned AdamW had ended, by the clock and by the processor's seconds."""
+    """Tabulate losses at the time when tuned AdamW ended, by the clock and by CPU seconds."""
     columns = ("model", "text", "method", "seconds a run", "loss at AdamW's end", "CPU s a run",
                "loss at AdamW's CPU end")  # fmt: skip
     lines = []
@@ -234,7 +237,7 @@ def equal_time(results: Results, stage: Stage) -> str:
 
 
 def refreshed(results: Results, stage: Stage) -> str:
-    """Loss by when projectors are replaced."""
+    """Tabulate losses by refresh interval."""
     lines = [
         (r.best.method, r.best.refresh, f"{r.best.lr:g}", number(results.loss(r.best)),
          number(results.of(r.best).get("cpu_seconds"), ".0f"))

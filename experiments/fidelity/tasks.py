@@ -1,6 +1,6 @@
 """Models and texts of the experiment, in sequences of bytes.
 
-A task is a base model that has read Python source, and a text that it has not: the English of
+A task is a base model trained on Python source, and a text it has not read: the English of
 `pydoc_data.topics`, the C++ of torch's own headers, or the Perl of Debian's own modules. Every
 machine that can run this has the first two; `perl-modules-5.36` has the third. Each text has three
 parts: training, `pick` (learning rates are chosen on it) and `final` (what the tables show).
@@ -24,18 +24,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = {
     "small": REPOSITORY / "experiments/fidelity/model",  # 1.2 M weights in its blocks.
-    "quickstart": REPOSITORY / "experiments/quickstart/model",  # 3.0 M.
+    "quickstart": REPOSITORY / "experiments/quickstart/model",  # 3.0 M weights in its blocks.
 }
 SHIFTS = ("prose", "cpp", "perl")
 LENGTH = 256
-_LONGEST_FILE = 32_768  # One table of constants must not become the held-out text.
+_LONGEST_FILE = 32_768  # Otherwise one table of constants could become the held-out text.
 _CPP_FOLDERS = ("ATen", "c10")
 _CPP_TRAIN_BYTES = 600_000
 _CPP_HELD_OUT_BYTES = 130_000
 PERL = Path("/usr/share/perl/5.36")
 _PERL_TABLES = ("Unicode", "unicore")
-_PERL_HELD_OUT_BYTES = 65_000  # Of `pick` and of `final`.
-_PERL_TRAIN_BYTES = 900_000  # 3,000 steps of 256 bytes read no byte twice.
+_PERL_HELD_OUT_BYTES = 65_000  # Sequences of `pick`, and of `final`.
+_PERL_TRAIN_BYTES = 900_000  # So 3,000 steps of 256 bytes read no byte twice.
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Text:
 
 
 def load_model(name: str) -> torch.nn.Module:
-    """One of MODELS in fp32, ready to be trained."""
+    """Load one of MODELS in fp32, ready for training."""
     return read_model(MODELS[name])
 
 
 def read_model(folder: Path) -> torch.nn.Module:
-    """The base model in fp32; the embedding, tied to the head, is frozen."""
+    """Load the base model in fp32, with its embedding frozen; the head is tied to it."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.get_input_embeddings().weight.requires_grad_(False)
     return model
@@ -61,7 +61,7 @@ def read_model(folder: Path) -> torch.nn.Module:
 
 @functools.cache
 def load_text(shift: str) -> Text:
-    """Read and cut one of SHIFTS."""
+    """Read one of SHIFTS and cut it into parts."""
     tokenizer = AutoTokenizer.from_pretrained(MODELS["quickstart"])
 
     def cut(texts: list[str]) -> Sequences:
@@ -73,7 +73,7 @@ def load_text(shift: str) -> Text:
         return Text(cut(train), cut(pick), cut(final))
     train, held_out = _prose() if shift == "prose" else _cpp()
     rest = cut(held_out)
-    half = len(rest) // 2  # At most one document has a part on either side.
+    half = len(rest) // 2  # At most one document is cut, so at most one has text on either side.
     return Text(
         cut(train), _chosen(rest, np.arange(half)), _chosen(rest, np.arange(half, 2 * half))
     )
@@ -108,9 +108,9 @@ def perl_modules() -> list[Path]:
 
 
 def parted(root: Path, files: Iterable[Path], sizes: Sequence[int]) -> list[list[str]]:
-    """Files in an order that depends on their names alone, dealt to parts that fill up in turn.
+    """Deal files to parts that fill up in turn, in an order that depends on their names alone.
 
-    No file is in two parts. Headers repeat their licences and variants of a kernel: a long line is
+    No file is in two parts. Headers repeat licences and variants of a kernel, so a long line is
     kept once.
     """
 

@@ -1,4 +1,4 @@
-"""One fine-tune: what is asked for in, what it came to out."""
+"""Run one fine-tune: take a job and return its results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from experiments.fidelity.tasks import Text, first_sequences, load_model, load_t
 MICRO_BATCH = 4
 WARMUP = 10
 MAX_NORM = 1.0
-LOOKS = 5  # Evaluations on the way, for curves over time.
-Prepare = Callable[..., AbstractContextManager[Trainee]]  # With the arguments of trainee().
+LOOKS = 5  # Evaluations during training, for curves over time.
+Prepare = Callable[..., AbstractContextManager[Trainee]]  # Called with the arguments of trainee().
 
 
 def digest_of(asked: Any) -> str:
-    """Ten hex digits of a frozen dataclass, the same for equal ones."""
+    """Ten hex digits that identify a frozen dataclass; equal ones have equal digits."""
     text = json.dumps(asdict(asked), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -42,7 +42,7 @@ class Job:
     lr: float
     seed: int
     steps: int = 200
-    refresh: str = "never"  # never, or the steps between two, or "bias".
+    refresh: str = "never"  # never, the steps between two refreshes, or "bias".
 
     @property
     def key(self) -> str:
@@ -51,7 +51,7 @@ class Job:
 
 
 def asked_for(row: dict[str, Any]) -> Job:
-    """Return the job that a row is the result of."""
+    """Return the job that produced a row."""
     return Job(**{f.name: row[f.name] for f in fields(Job)})
 
 
@@ -61,11 +61,11 @@ class Pace:
 
     lr: float
     steps: int
-    seed: int  # Of the order of the sequences.
+    seed: int  # Orders the sequences.
     micro_batch: int = MICRO_BATCH
     accumulate: int = 1  # Micro-batches a step.
-    looks: int = LOOKS  # Evaluations on the way.
-    max_norm: float | None = MAX_NORM  # Of gradients, of what a method has of them; None: no clip.
+    looks: int = LOOKS  # Evaluations during training.
+    max_norm: float | None = MAX_NORM  # Clips the gradients that the method forms; None: no clip.
 
 
 def refresh_arguments(refresh: str) -> dict | None:
@@ -92,7 +92,7 @@ def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 @torch.no_grad()
 def mean_loss(model: torch.nn.Module, sequences: Sequences) -> float:
-    """Nats a byte."""
+    """Mean loss in nats a byte."""
     model.eval()
     total, count = 0.0, 0
     for batch in in_order(sequences, 16):
@@ -110,11 +110,11 @@ def losses_before(name: str, shift: str) -> dict[str, float]:
 
 
 def fine_tune(t: Trainee, text: Text, pace: Pace) -> dict[str, Any]:
-    """Train: seconds of all steps, and the losses on the way.
+    """Train; return the seconds of all steps and the losses along the way.
 
-    A group of the optimizer may have an `lr_factor`, by which its rate is another. `cpu_seconds`
-    counts every thread of the process, links and host lanes too, and not the time that other
-    programs held the cores; a link that is not throttled costs its copies alone.
+    A group of the optimizer may have an `lr_factor`, which multiplies its learning rate.
+    `cpu_seconds` counts every thread of the process, link and host lanes included, but no time
+    during which other programs held the cores. A link that is not throttled costs only its copies.
     """
     glance = first_sequences(text.pick, 32)
     batches = Batches(text.train, pace.micro_batch, pace.seed)
@@ -141,7 +141,7 @@ def fine_tune(t: Trainee, text: Text, pace: Pace) -> dict[str, Any]:
 
 
 def run(job: Job, prepare: Prepare = trainee) -> dict:
-    """Fine-tune, evaluate on both held-out parts; `prepare` makes a model ready for its method."""
+    """Fine-tune and evaluate on both held-out parts; `prepare` sets a model up for its method."""
     torch.manual_seed(job.seed)
     text, model = load_text(job.shift), load_model(job.model)
     refresh = refresh_arguments(job.refresh)

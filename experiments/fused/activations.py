@@ -1,15 +1,15 @@
-"""Bytes of activations that backward keeps of the quickstart's model, with and without fusing.
+"""Count the activation bytes that the quickstart's model keeps for backward, fused and unfused.
 
-A linear layer keeps its input X, T x n, which layers that read the same input share; a fused one
-X Q, T x round(f n), which those share that share Q. So with e bytes an element, T tokens, and a sum
-over the inputs of linear layers that nothing else keeps:
+A linear layer keeps its input X, T x n, which layers that read the same input share. A fused layer
+keeps X Q, T x round(f n), which layers that share Q share. With e bytes an element, T tokens, and
+sums over the inputs of linear layers that nothing else keeps:
 
-    saved less = e T (sum (n - round(f n)) - sum of round(f n) over the inputs that stay)
+    bytes saved = e T (sum (n - round(f n)) - sum of round(f n) over the inputs that stay)
 
-and of the four layers that measure their bias in a step, in the first one q, k, v and o of the
-first block, 256 tokens of the input are kept as well. An input stays where something else keeps it:
-that of o_proj is the output of attention, which attention keeps for its own backward. The product
-in front of down_proj does not, its factors do.
+Four layers measure their bias in each step. In the first step these are q, k, v and o of the first
+block, and 256 tokens of their inputs are kept as well. An input stays if something else keeps it:
+the input of o_proj is the output of attention, which attention keeps for its own backward. The
+product in front of down_proj does not stay; its factors do.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from experiments.quickstart.run_folder import REPOSITORY
 
 MODEL = REPOSITORY / "experiments/quickstart/model"
 TOKENS, RATIO = (4, 256), 0.5
-ALONE = ("q_proj", "gate_proj", "down_proj")  # The first layer of each input that goes,
-STAYS = ("o_proj",)  # and of each that stays.
+ALONE = ("q_proj", "gate_proj", "down_proj")  # The first layer of each input that is dropped,
+STAYS = ("o_proj",)  # and of each input that stays.
 MEASURED = tuple(f"layers.0.self_attn.{name}_proj" for name in "qkvo")
 
 
@@ -49,7 +49,7 @@ def saved_bytes(model: nn.Module) -> int:
 
 
 def formula(model: nn.Module, ratio: float) -> int:
-    """Bytes that fusing saves."""
+    """Bytes that fusing saves, by the formula above."""
 
     def columns(ends: tuple[str, ...]) -> list[int]:
         return [one.in_features for name, one in model.named_modules() if name.endswith(ends)]

@@ -1,11 +1,12 @@
-"""Loss against time for residuals in turns: writes LOSSES.md.
+"""Write LOSSES.md: loss against time for residuals in turns.
 
     python -m experiments.fidelity.run --stages rolling     # the losses
     python -m experiments.step.step ... --out BLOCK_FILE    # the seconds; README.md has the command
     python -m experiments.fused.losses
 
-Losses are of small models, seconds of a block as large as a user's, since a small model's step says
-nothing of what a large one saves. Their product is a model of a run, not a run that was measured.
+The losses are those of small models. The seconds are those of a block as large as a user's, since a
+small model's step does not show what a large model saves. Their product models a run; nobody
+measured that run.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from experiments.step.step_ways import NATIVE, rolling
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent
 BLOCK_FILE = EXPERIMENTS / "step/host_1b_rolling.json"
-TIMES = (100, 200)  # In steps of native AdamW, whose runs have 200.
+TIMES = (100, 200)  # Times in steps of native AdamW, whose runs have 200.
 
 
 def step_ratios(checkpointing: bool) -> dict[str, float]:
-    """Seconds of each way's step to native's in the same round: medians over the rounds."""
+    """Ratio of each way's seconds to native's in the same round; medians over the rounds."""
     seconds = {
         (row["way"], row["round"]): row["mean_seconds"]
         for row in read_rows(BLOCK_FILE)
@@ -56,7 +57,7 @@ def losses_at(results: Results, row: Row, ratio: float) -> list[str]:
 
 
 def model_table(results: Results, stage: Stage, name: str) -> str:
-    """Every row of one model, in the order of its steps' seconds."""
+    """Tabulate the rows of one model, ordered by the seconds of their steps."""
     plain, recomputed = step_ratios(False), step_ratios(True)
     lines = []
     for row in stage.rows:

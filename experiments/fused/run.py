@@ -4,8 +4,8 @@
     python -m experiments.fused.run memory
     python -m experiments.fused.run agree FOLDER    # losses of every step beside those of hooks
 
-`time` and `agree` are runs of configs/quickstart.yaml, with its throttled link. A ratio of times is
-that of two runs of one round.
+`time` and `agree` run configs/quickstart.yaml with its throttled link. A ratio of times compares
+two runs of one round.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NATIVE = {"engine": {"kind": "native", "embeddings": "frozen"}}
 
 
 def block_random(ratio: float, residual: str, **more: object) -> dict[str, object]:
-    """Overrides of one way of training through `block_random`."""
+    """Overrides for one way of training through `block_random`."""
     options = {"codec": "block_random", "ratio": ratio, "residual": residual, **more}
     return {f"engine.{key}": value for key, value in options.items()}
 
 
 def fused(ratio: float, every: int = 0) -> dict[str, object]:
-    """The same with fused linears; `every`: steps between the residuals of a weight, 0: none."""
+    """Overrides for fused linears; `every`: steps between residuals of a weight, 0: none."""
     options = {"fused": "true", "share_inputs": "true"}
     if every:
         return block_random(ratio, "factored", residual_every=every, **options)
@@ -56,7 +56,7 @@ def measure_times(args: argparse.Namespace) -> None:
         shared |= link_overrides(args.link_gbps)
     for number in range(args.rounds):
         first = number % len(WAYS)
-        for name in [*WAYS, *WAYS][first : first + len(WAYS)]:  # Each round begins with another.
+        for name in [*WAYS, *WAYS][first : first + len(WAYS)]:  # Rounds differ in the first.
             run = train(CONFIG, args.folder / "run", {**shared, **WAYS[name]}, args.folder / "log")
             rows.append(
                 {
@@ -75,7 +75,7 @@ def measure_times(args: argparse.Namespace) -> None:
 
 
 def ratios_to_native(rows: list[dict]) -> dict[str, float]:
-    """Medians over rounds of a way's seconds to those of native AdamW in the same round."""
+    """Medians over rounds of a way's seconds divided by native AdamW's in the same round."""
     seconds = {(row["way"], row["round"]): row["seconds"] for row in rows}
     rounds = {number for _, number in seconds}
     return {
@@ -85,7 +85,7 @@ def ratios_to_native(rows: list[dict]) -> dict[str, float]:
 
 
 def measure_memory(_: argparse.Namespace) -> None:
-    """Count what backward keeps, and compare it with what the formula says."""
+    """Count what backward keeps, and compare it with the formula."""
     rows = memory_rows()
     for row in rows:
         print(f"{row['way']}: {row['bytes']:,} bytes of activations, {row['formula']:,} by formula")
@@ -99,7 +99,7 @@ def measure_agreement(args: argparse.Namespace) -> None:
         "fused 1/2, a Q for each layer": block_random(0.5, "none", fused="true"),
     }
     rows = []
-    for way, overrides in ways.items():  # A run is read before the next one replaces it.
+    for way, overrides in ways.items():  # Read the run before the next one replaces it.
         overrides |= {"model.autocast": args.autocast}
         run = train(CONFIG, args.folder / "run", overrides, args.folder / "log")
         losses = [line["loss"] for line in run.steps]
@@ -113,7 +113,7 @@ def measure_agreement(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure one of the three."""
+    """Run one of the three measurements."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     times = commands.add_parser("time")

@@ -2,12 +2,12 @@
 
     python -m experiments.gpu.fidelity --device cuda:0 --out FILE --base BASE.pt
 
-A minute of pretraining on the Python sources of transformers makes the base, whose tokens are
-bytes. Every way then trains it on the C++ headers of torch at one rate, with two seeds. Weights are
-fp32, products bf16, embedding and head are frozen. Each run is a process of its own with a limit;
-several share the card, since no time is compared. FILE is written after each, and the same command
-goes on with the runs that FILE lacks or that failed. Rows of another base are dropped. Exit status:
-0, also where --seconds were not enough; 1 where a run failed.
+A minute of pretraining on the Python sources of transformers makes the base model, whose tokens are
+bytes. Every way then trains the base on the C++ headers of torch at one rate, with two seeds.
+Weights are fp32 and products bf16; embedding and head are frozen. Each run is a separate process
+with a time limit; several runs share the card, since no times are compared. The script writes FILE
+after each run. Repeat the same command to run what FILE lacks and to retry failed runs. Rows of
+another base are dropped. Exit status: 0, even if --seconds ran out; 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from experiments.quickstart.stdlib_corpus import encode, is_held_out
 from experiments.step.step_turn import failure, torch_device, train_step
 from experiments.step.step_ways import fused, hooks
 
-_VOCABULARY = 257  # Bytes, and the end of a text.
+_VOCABULARY = 257  # Byte values, and the end of a text.
 _BASE_LR, _LR = 6e-4, 3e-4
 _WARMUP = 20
-_EVALUATED = 64  # Sequences of a held-out part.
+_EVALUATED = 64  # Sequences in a held-out part.
 _TEXT_BYTES = 32 << 20
-_START_S = 45  # Of a process, beside its training.
+_START_S = 45  # Seconds of a process beside its training.
 _PYTHON, _CPP = ("transformers", "*.py"), ("torch", "include/**/*.h")
 
 
 def default(model: torch.nn.Module, args: argparse.Namespace) -> sw.SubspaceAdamW:
-    """Return SubspaceAdamW as it chooses for these runs."""
+    """Return SubspaceAdamW with the options that it chooses for these runs."""
     tokens = args.batch * args.sequence
     return ours(tokens_per_step=tokens, total_steps=args.steps)(model, args)
 
 
-# The first is what the others are compared with.
+# The others are compared with the first.
 WAYS: dict[str, Make] = {
     "torch AdamW": native,
     "Sluiceway, default": default,
@@ -90,13 +90,13 @@ class Text:
         self._places = torch.arange(sequence, device=device)
 
     def batch(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Return sequences that begin anywhere in the part to train on."""
+        """Return sequences that begin anywhere in the training part."""
         most = len(self._trained) - len(self._places)
         starts = torch.randint(most, (count, 1), generator=generator).to(self._places.device)
         return self._trained[starts + self._places]
 
     def held_out(self, count: int) -> Iterator[torch.Tensor]:
-        """Yield batches of sequences from all over the held-out part, the same each time."""
+        """Yield batches of sequences spread over the held-out part, the same each time."""
         most = len(self._held_out) - len(self._places)
         starts = torch.linspace(0, most, _EVALUATED, device=self._places.device).long()
         for some in starts.split(count):
@@ -127,20 +127,20 @@ def mean_loss(model: torch.nn.Module, text: Text, args: argparse.Namespace) -> f
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Let every group of the optimizer have one rate."""
+    """Set one learning rate for every group of the optimizer."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def step_on(model: torch.nn.Module, optimizer: Any, text: Text, generator: torch.Generator,
             args: argparse.Namespace) -> torch.Tensor:  # fmt: skip
-    """Take one step, with products in bf16; returns the loss, which may not be there yet."""
+    """Take one step with products in bf16; return the loss, which the device may still compute."""
     with torch.autocast(torch_device(args.device).type, dtype=torch.bfloat16):
         return train_step(model, optimizer, text.batch(args.batch, generator))
 
 
 def pretrain(args: argparse.Namespace) -> dict[str, Any]:
-    """Train the base for `--pretrain-seconds`, the last third with a falling rate; save it."""
+    """Train the base for `--pretrain-seconds`, with a falling rate in the last third; save it."""
     device = torch_device(args.device)
     text, generator = Text(*_PYTHON, args.sequence, device), torch.Generator().manual_seed(0)
     model = prepare_model(make_model(args, device), "trained", False)
@@ -152,7 +152,7 @@ def pretrain(args: argparse.Namespace) -> dict[str, Any]:
         loss = step_on(model, optimizer, text, generator, args)
         steps += 1
         if steps % 10 == 0:
-            float(loss)  # Waits for the card, or this thread would run ahead of it.
+            float(loss)  # Waits for the card; otherwise this thread would run ahead of it.
         spent = time.monotonic() - began
     state = {name: weight.cpu() for name, weight in model.state_dict().items()}
     whole = hashlib.sha256()
@@ -173,7 +173,7 @@ def pretrain(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def fine_tune(way: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Train the base on the other text, and measure the held-out part before and after."""
+    """Train the base on the other text, and evaluate on the held-out part before and after."""
     device = torch_device(args.device)
     text, generator = Text(*_CPP, args.sequence, device), torch.Generator().manual_seed(seed)
     saved = torch.load(args.base, weights_only=True, mmap=True)
@@ -193,7 +193,7 @@ def fine_tune(way: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def command_of(args: argparse.Namespace, *what: str) -> list[str]:
-    """Return the command of one process of ours."""
+    """Return the command line that starts one of this script's processes."""
     command = [sys.executable, "-m", __spec__.name, *what]
     command += ["--base", str(args.base), "--device", args.device]
     for name in ("hidden", "layers", "batch", "sequence", "steps", "pretrain_seconds"):
@@ -202,7 +202,7 @@ def command_of(args: argparse.Namespace, *what: str) -> list[str]:
 
 
 def base_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what is known of the base, which is trained first where it is not there."""
+    """Return the record of the base; train the base first if it is missing."""
     if args.base.exists():
         about = torch.load(args.base, weights_only=True, mmap=True)["about"]
         if (about["hidden"], about["layers"]) == (args.hidden, args.layers):
@@ -226,7 +226,7 @@ class Sitting:
         self.rows = [row for row in read_rows(args.out) if row.get("base") == self._base.get("id")]
 
     def go_on(self) -> None:
-        """Take every run that FILE lacks, one seed after the other, until the seconds are over."""
+        """Take every run that FILE lacks, one seed after the other, until the time is over."""
         done = {(row["way"], row["seed"]) for row in self.rows if "after" in row}
         self.rows = [row for row in self.rows if "after" in row]
         every = [(way, seed) for seed in range(self._args.seeds) for way in WAYS]
@@ -243,7 +243,7 @@ class Sitting:
                     self._write(len(every) - len(self.rows))
 
     def _take(self, way: str, seed: int) -> dict[str, Any] | None:
-        """Return a run's row; None where there is no time for it."""
+        """Return a run's row; None if no time is left for it."""
         began = time.monotonic()
         if self._end - began < max(5.0, self._longest):
             return None
@@ -263,7 +263,7 @@ class Sitting:
 
 
 def parsed() -> argparse.Namespace:
-    """Return the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="or host")
     parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")
@@ -288,7 +288,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run everything, or the part that one process takes."""
+    """Run everything, or only the part that belongs to this process."""
     args = parsed()
     if args.pretrain:
         print(json.dumps(failure(lambda: pretrain(args))))

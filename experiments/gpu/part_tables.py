@@ -11,15 +11,15 @@ from sluiceway.base.sizes import format_bytes
 from experiments.laptop.memory_table import memory_table
 from experiments.step.step_table import table as step_table
 
-# The last that a reader sees of a part.
+# The part that a reader sees last.
 _STATES = ("passed", "not run", "not finished", "failed")
-FLOOR = "forward and backward, no update"  # The way of `peers` that the others are measured above.
-# Of parts that their scripts have written to, and that have not ended yet.
+FLOOR = "forward and backward, no update"  # The way of `peers` that serves as the baseline.
+# Status of a part that has begun and not ended.
 _UNTOLD = {"card": {}, "processor": "unknown processor", "commit": "unknown"}
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """A line for each part, then what each found."""
+    """Return one line for each part, then the findings of each."""
     if not records:
         return "There is no part yet."
     first = next((record for record in records if "card" in record), _UNTOLD)
@@ -47,7 +47,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def piece_table(pieces: dict[str, dict[str, Any]]) -> str:
-    """Return a line for each piece, those that passed first, and a count of each state last."""
+    """Return a line for each piece, passed ones first, and last a count of each state."""
     found = sorted(pieces.items(), key=lambda item: _STATES.index(item[1]["state"]))
     lines = ["| piece | state | s | what it said |", "|---|---|---|---|"]
     for name, piece in found:
@@ -72,7 +72,7 @@ def peers_table(result: dict[str, Any]) -> str:
 def peer_line(
     row: dict[str, Any], native: dict[str, Any] | None, floor: dict[str, Any] | None
 ) -> str:
-    """Return one optimizer's line, or why it has no figures."""
+    """Return one optimizer's line, or the reason why it has no figures."""
     if "seconds" not in row:
         told = row.get("missing") or f"failed: {row['failed']}".replace("|", "/")
         return f"| {row['way']} | {told} |" + " - |" * 6
@@ -86,7 +86,7 @@ def peer_line(
 
 
 def fidelity_table(result: dict[str, Any]) -> str:
-    """Return a line for each way, with the share that it has of AdamW's gain with the same seed."""
+    """Return one line per way, with its share of AdamW's gain with the same seed."""
     rows = [row for row in result["rows"] if "after" in row]
     first = next((row["way"] for row in rows), None)
     base = result["base"]
@@ -112,14 +112,14 @@ def fidelity_table(result: dict[str, Any]) -> str:
 
 
 def kernel_table(record: dict[str, Any]) -> str:
-    """Every kernel and the libraries beside them."""
+    """Return a line for every kernel and the libraries beside it."""
     head = ["| kernel | us | GB/s | GFLOP/s | of roof | bound by | theirs / ours |",
             "|---|---|---|---|---|---|---|"]  # fmt: skip
     return "\n".join([*head, *map(row_line, record["rows"])])
 
 
 def row_line(row: dict[str, Any]) -> str:
-    """A kernel, or a library beside it; a dash where a row has no such figure."""
+    """Format a kernel, or a library beside it; a dash where a row lacks a figure."""
     cells = [re.sub(r"/(iterations:\d+|manual_time)", "", row["name"])]
     for key, digits in (("us", 1), ("gb_per_s", 1), ("gflop_per_s", 0), ("roof_ratio", 2)):
         cells.append(f"{row[key]:.{digits}f}" if key in row else "-")

@@ -1,14 +1,14 @@
-"""One model, batch and card with torch's, torchao's and FlashOptim's optimizers, and with ours.
+"""Compare torch's, torchao's, FlashOptim's and our optimizers with one model, batch and card.
 
     python -m experiments.gpu.peers --device cuda:0 --out FILE
     python -m experiments.gpu.peers --device host --shape small --tokens 64 --out FILE
 
 Weights and gradients are bf16, with checkpointing; embedding and head are frozen. Every way trains
-a few steps in a process of its own, which ends at a limit, and FILE is written after each. One way
-updates nothing: what another takes beyond it, divided by the weights, is that way's cost a weight.
-Where the thread that launches bounds the step, this is the time of that thread. The same
-command goes on with the ways that FILE lacks, and takes those again that failed. A library that is
-not installed is a row that says so. Exit status: 0, or 1 where a way failed.
+a few steps in a separate process with a time limit, and the script writes FILE after each. One way
+updates nothing: the extra time of another way, divided by the number of weights, is that way's cost
+a weight. Where the launching thread bounds the step, the cost is that thread's time. Repeat the
+same command to run the ways that FILE lacks and to retry those that failed. A library that is not
+installed gets a row that says so. Exit status: 0, or 1 if a way failed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Make = Callable[[torch.nn.Module, argparse.Namespace], Any]
 
 
 def trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the parameters that an optimizer gets."""
+    """Return the parameters that the optimizer trains."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 class NoUpdate:
-    """Drops the gradients of every step."""
+    """Optimizer that drops the gradients of every step."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -59,12 +59,12 @@ class NoUpdate:
         """Leave all weights as they are."""
 
     def zero_grad(self) -> None:
-        """Let go of every gradient."""
+        """Drop every gradient."""
         self._model.zero_grad(set_to_none=True)
 
 
 def forward_and_backward(model: torch.nn.Module, args: argparse.Namespace) -> NoUpdate:
-    """Return what updates nothing."""
+    """Return the optimizer that updates nothing."""
     return NoUpdate(model)
 
 
@@ -83,7 +83,7 @@ def ours(**options: object) -> Make:
 
 
 def default(model: torch.nn.Module, args: argparse.Namespace) -> sw.SubspaceAdamW:
-    """Return SubspaceAdamW as it chooses for a run of 1,000 steps."""
+    """Return SubspaceAdamW with the options that it chooses for a run of 1,000 steps."""
     return ours(tokens_per_step=args.tokens, total_steps=1000)(model, args)
 
 
@@ -105,13 +105,13 @@ def torchao(offload_gradients: bool) -> Make:
 
 
 def flash(model: torch.nn.Module, args: argparse.Namespace) -> Any:
-    """Return FlashOptim's AdamW, whose states are smaller."""
+    """Return FlashOptim's AdamW, which has smaller states."""
     from flashoptim import FlashAdamW
 
     return FlashAdamW(trained(model), lr=_LR)
 
 
-# What each is called, the library it needs beside ours, and how it is made; the most telling first.
+# Name of each way, the library it needs beside ours, and its maker; most telling first.
 WAYS: dict[str, tuple[str, Make]] = {
     "torch AdamW, fused": ("torch", native),
     FLOOR: ("torch", forward_and_backward),
@@ -127,7 +127,7 @@ WAYS: dict[str, tuple[str, Make]] = {
 
 
 def thread_seconds() -> Counter[str]:
-    """Return the seconds that threads have computed, by their names; the main one is "main"."""
+    """Return the compute seconds of threads, by thread name; the main one is "main"."""
     found: Counter[str] = Counter()
     for task in Path("/proc/self/task").iterdir():
         name = "main" if task.name == str(os.getpid()) else (task / "comm").read_text().strip()
@@ -136,7 +136,7 @@ def thread_seconds() -> Counter[str]:
 
 
 def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Train a few steps: their median time, what threads computed, what was held, the losses."""
+    """Train a few steps; return their median time, threads' seconds, memory and losses."""
     device = torch_device(args.device)
     case = Case(args.shape, args.tokens, True, _SEQUENCE, torch.bfloat16, _VOCABULARY)
     taken, laps, losses = TakenPeak(device), Laps(device), []
@@ -151,7 +151,7 @@ def measured(way: str, args: argparse.Namespace) -> dict[str, Any]:
         laps.mark()
         losses.append(train_step(model, optimizer, ids))
         if step < args.warmup:
-            taken.look()  # Not later: it would be in what is timed.
+            taken.look()  # Looking later would add to the times.
         elif step + 1 >= args.warmup + _LEAST_STEPS and time.monotonic() - began > args.patience:
             break
     laps.mark()
@@ -179,7 +179,7 @@ def is_installed(library: str) -> bool:
 
 
 def in_a_process(way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return one way's row, whatever becomes of the process that measures it."""
+    """Return one way's row, even if its process crashes or hangs."""
     if not is_installed(WAYS[way][0]):
         return {"missing": f"{WAYS[way][0]} is not installed"}
     command = [sys.executable, "-m", __spec__.name, "--one", way, "--device", args.device,
@@ -189,7 +189,7 @@ def in_a_process(way: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Take the ways that FILE lacks, or that failed, until the seconds are over."""
+    """Run the ways that FILE lacks or that failed, until the time is over."""
     end, about = time.monotonic() + args.seconds, {}
     for name in ("device", "shape", "tokens"):
         about[name] = getattr(args, name)
@@ -210,7 +210,7 @@ def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Refuse to go on with a file of another model, batch or device."""
+    """Exit if the file holds rows of another model, batch or device."""
     found = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in ("device", "shape", "tokens"):
         here = getattr(args, name)
@@ -219,7 +219,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """Return the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="or host")
     parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 from sluiceway.machine.finding import last_words
 
 _SANITIZERS = ("memcheck", "racecheck")
-_ENDED_BY_LIMIT = (124, 137)  # Of timeout(1): asked to end, and killed.
-_NOT_RUN = 77  # Of a piece that lacks a tool, as run.sh has it.
+_ENDED_BY_LIMIT = (124, 137)  # Exit statuses of timeout(1): terminated, and killed.
+_NOT_RUN = 77  # Exit status that run.sh gives a piece whose tool is missing.
 
 
 def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -46,18 +46,18 @@ def outcome(work: Path, piece: str, status: int) -> tuple[dict[str, str], list[d
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the end of what was printed."""
+    """Return the last lines of the log."""
     text = log.read_text(errors="replace") if log.exists() else ""
     return text.splitlines()[-count:]
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that is not empty; of a crash, where Python was."""
+    """Return the last line that is not empty; after a crash, the line where Python was."""
     return last_words(last_lines(log, 200))[:300]
 
 
 def unfinished(log: Path) -> str:
-    """Say which test a piece was in when it was cut, or else what it printed last."""
+    """Return the test that was running when a piece was cut, or else its last output."""
     text = log.read_text(errors="replace")
     begun = re.findall(r"^\[ RUN +\] (\S+)", text, re.MULTILINE)
     if begun:

@@ -1,4 +1,4 @@
-"""Runs the pieces of a part of run.sh, and writes what the part found as JSON and as a table.
+"""Run the pieces of a part of run.sh, and write the findings as JSON and as a table.
 
     python -m experiments.gpu.record commit
     python -m experiments.gpu.record gpu-tests BUILD     # a line each: name, path in BUILD
@@ -8,10 +8,10 @@
     python -m experiments.gpu.record write PART OUT --work FOLDER --status N --seconds S
     python -m experiments.gpu.record table OUT [PART ...]
 
-`run` reads one piece a line: name, limit in seconds, and a command for bash, with tabs between
-them. A piece leaves its output in FOLDER/PIECE.txt, and beside it PIECE.xml (JUnit), PIECE.json
-(benchmarks) or PIECE/summary.json (a run). OUT/PART.json has every piece as soon as it has ended; a
-piece that it has already is not run again, unless that one failed or did not end. `step`, `memory`,
+`run` reads one piece a line: name, limit in seconds, and a command for bash, separated by tabs. A
+piece leaves its output in FOLDER/PIECE.txt, and beside it PIECE.xml (JUnit), PIECE.json
+(benchmarks) or PIECE/summary.json (a run). A piece enters OUT/PART.json as soon as it has ended. A
+piece already recorded there does not run again unless it failed or was cut. `step`, `memory`,
 `peers` and `fidelity` write their rows there themselves.
 """
 
@@ -38,7 +38,7 @@ from experiments.quickstart.run_folder import REPOSITORY, UNKNOWN, commit_here
 PARTS = ("build", "smoke", "step", "memory", "bench", "engines", "peers", "fidelity", "sanitize")
 _CARD = ("name", "driver_version", "memory.total", "compute_cap")
 _ENDED = ("passed", "not run")
-_LEAST_SECONDS = 5  # A piece that would have less is not begun.
+_LEAST_SECONDS = 5  # A piece that would get fewer seconds does not start.
 
 
 def answer(*command: str) -> str:
@@ -51,33 +51,33 @@ def answer(*command: str) -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out, marked where the tree differs from it."""
+    """Commit that is checked out, marked if the work tree differs from it."""
     describe = "git", "describe", "--always", "--dirty", "--abbrev=40"
     return os.environ.get("SLUICEWAY_COMMIT") or answer(*describe) or commit_here()
 
 
 def card() -> dict[str, str]:
-    """The first card and its driver, as nvidia-smi names them."""
+    """Name and driver of the first card, from nvidia-smi."""
     query = f"--query-gpu={','.join(_CARD)}"
     lines = answer("nvidia-smi", query, "--format=csv,noheader").splitlines()
     return dict(zip(_CARD, lines[0].split(", "), strict=True)) if lines else {}
 
 
 def processor() -> str:
-    """The model that Linux reports, and how many processors there are."""
+    """Processor model that Linux reports, and the number of processors."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     model = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     return f"{os.cpu_count()} x {model.group(1) if model else os.uname().machine}"
 
 
 def read(part: str, out: Path) -> dict[str, Any]:
-    """OUT/PART.json; empty where it is not there."""
+    """Read OUT/PART.json; return an empty record if it does not exist."""
     path = out / f"{part}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def save(part: str, out: Path, record: dict[str, Any]) -> None:
-    """Write OUT/PART.json, all of it or nothing."""
+    """Write OUT/PART.json atomically."""
     whole = {"part": part, "commit": commit(), "card": card(), "processor": processor(),
              "nvcc": answer("nvcc", "--version").splitlines()[-1:]}  # fmt: skip
     replace_file(out / f"{part}.json", (json.dumps({**record, **whole}, indent=1) + "\n").encode())
@@ -103,7 +103,7 @@ def step_args() -> str:
 def is_done(part: str, out: Path) -> bool:
     """Tell whether the part has ended without a failure, with nothing left.
 
-    How many steps are left was counted with the options of then; with others it is not known.
+    The number of steps left depends on the options at that time; with other options it is unknown.
     """
     record = read(part, out)
     if part == "step" and record.get("step_args", "") != step_args():
@@ -117,7 +117,7 @@ def has_piece(part: str, out: Path, piece: str) -> bool:
 
 
 def add_piece(part: str, out: Path, piece: str, work: Path, status: int, seconds: float) -> bool:
-    """Put a piece that has ended, or was cut, into OUT/PART.json; True where it is no failure."""
+    """Add a piece that has ended or was cut to OUT/PART.json; return True unless it failed."""
     record = read(part, out)
     found, rows = outcome(work, piece, status)
     record.setdefault("pieces", {})[piece] = {**found, "seconds": round(seconds, 1)}
@@ -148,7 +148,7 @@ class Sitting:
         self._failed = False
 
     def take(self, lines: Iterable[str], at_once: int) -> bool:
-        """Run every piece that OUT lacks, in order, so many at a time; True without a failure."""
+        """Run each piece that OUT lacks, in order, `at_once` at a time; True without a failure."""
         left = [line.rstrip("\n").split("\t", 2) for line in lines]
         left = [one for one in left if not has_piece(self._part, self._out, one[0])]
         try:
@@ -192,7 +192,7 @@ class Sitting:
 def gpu_tests(build: Path) -> list[tuple[str, str]]:
     """Return name and path in the build folder of each test with the label `gpu`.
 
-    ctest knows no path of a test that is not built; it is empty here.
+    ctest knows no path for a test that is not built, so that path is empty.
     """
     build = build.resolve()
     listed = answer("ctest", "--test-dir", str(build), "-L", "gpu", "--show-only=json-v1")
@@ -215,7 +215,7 @@ def write(part: str, out: Path, work: Path, status: int, seconds: int) -> None:
 
 def write_table(out: Path, parts: list[str]) -> None:
     """Print these parts as Markdown, and write OUT/table.txt with all parts."""
-    # Half of what this script takes, and it is started a lot.
+    # This import takes half of the script's time, and the script starts often.
     from experiments.gpu.part_tables import table
 
     records = [{"part": part, **record} for part in PARTS if (record := read(part, out))]
@@ -224,7 +224,7 @@ def write_table(out: Path, parts: list[str]) -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("commit")
@@ -245,7 +245,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """One of the commands."""
+    """Run one of the commands."""
     args = parsed()
     match args.command:
         case "commit":
@@ -259,7 +259,7 @@ def main() -> int:
         case "gpu-tests":
             print(*("\t".join(test) for test in gpu_tests(args.build)), sep="\n")
         case "run":
-            # So that ending this process ends what it has begun.
+            # So that ending this process also ends its children.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
             sitting = Sitting(args.part, args.out, args.work, args.seconds)
             return 0 if sitting.take(sys.stdin, args.at_once) else 1

@@ -36,7 +36,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def loss_lines(folder: Path) -> list[tuple]:
-    """Step and losses of every line of metrics; times differ between runs, these may not."""
+    """Step and losses of each line of metrics; times are left out, as they differ between runs."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], line.get("loss"), line.get("eval_loss")) for line in lines]
 
@@ -48,7 +48,7 @@ def _step_of(folder: Path) -> int:
 
 
 def _wait(happened: Callable[[], bool], command: Any, seconds: float = 600.0) -> None:
-    """Wait until `happened()` is true or the command has ended by itself."""
+    """Wait until `happened()` is true or the command ends by itself."""
     deadline = time.monotonic() + seconds
     while not happened() and command.is_running():
         if time.monotonic() > deadline:
@@ -57,7 +57,7 @@ def _wait(happened: Callable[[], bool], command: Any, seconds: float = 600.0) ->
 
 
 def _moment(folder: Path, command: Any, kind: str, first: int, span: float) -> None:
-    """Wait for a moment of the kind asked for, `span` a random number of seconds."""
+    """Wait for a moment of the given kind, then for up to `span` seconds at random."""
     saving = folder / "checkpoint.new"
     reading_back = saving / "state.json"
     if kind == "stepping":
@@ -74,7 +74,7 @@ def _moment(folder: Path, command: Any, kind: str, first: int, span: float) -> N
 def kill_at_step(
     sluiceway: Any, config: Path, folder: Path, step: int, *more: object, **options: Any
 ) -> int:
-    """Train, SIGKILL once metrics have a line of the step; the last step that they then have."""
+    """Train, and SIGKILL once metrics have a line of `step`; return the last recorded step."""
     command = sluiceway.start("train", config, "--out", folder, *more, **options)
     wait_for_step(folder, step)
     command.signal(signal.SIGKILL)
@@ -100,26 +100,26 @@ def kill_often(
     generator: random.Random,
     resumable: tuple[str, ...] = ("checkpoint", "checkpoint.old"),
 ) -> list[dict[str, Any]]:
-    """Train, SIGKILL at a random moment, resume, and so on; then let it finish.
+    """Train, SIGKILL at random moments, resume after each kill, and finally let the run finish.
 
-    Of six kills one comes at any moment after the command was started, three after its first
-    step, one while a save is being written, and one when it is written, and is synced, read back
-    and moved into place. A run that was killed before it can be resumed is begun again.
+    Of six kills, one comes at any moment after the start of the command, three after its first
+    step, one while it writes a save, and one while it syncs a written save, reads it back and
+    moves it into place. A run killed before it has anything to resume from begins again.
 
     Parameters
     ----------
     start : callable
         Starts a command; the result has `pid`, `is_running()` and `wait()`.
     seconds : float
-        A kill comes up to this long after the moment that is waited for; more than one interval
-        between saves, or the run may never get on.
+        Longest time between the chosen moment and the kill. It must exceed one interval between
+        saves, or the run may never make progress.
     resumable : tuple of str
-        A folder with one of these can be resumed.
+        A run can resume from a folder that has one of these.
 
     Returns
     -------
     list of dict
-        For each kill of which kind it was, and the step that was reached.
+        Kind of each kill, and the step that the run had reached.
     """
     record: list[dict[str, Any]] = []
     kinds = ("stepping", "saving", "any", "reading back", "stepping", "stepping")
@@ -131,7 +131,7 @@ def kill_often(
         os.kill(command.pid, signal.SIGKILL)
         code = command.wait().code
         if code == 0:
-            break  # It was done before the kill came.
+            break  # The run was done before the kill came.
         saving = (folder / "checkpoint.new").exists()
         record.append({"kind": kind, "step": _step_of(folder), "in_save": saving, "code": code})
     _clear_unless(folder, resumable)

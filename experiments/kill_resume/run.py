@@ -2,10 +2,10 @@
 
     python -m experiments.kill_resume.run [--kills 20] [--engine subspace] [--seed 0]
 
-Writes results.json beside itself: for each engine the kills (of which kind, at which step, whether
-it left a half-written save) and whether weights and every line of losses are those of a run that
-nobody stopped. Every command is a process of its own, started as a user would; device host, one
-torch thread.
+Writes results.json beside itself. For each engine it lists the kills (their kind, their step, and
+whether they left a half-written save), and says whether weights and all losses equal those of an
+undisturbed run. Every command is a separate process, started as a user would start it; device
+host, one torch thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ended:
     err: str
 
 
-CORES = {"codec": "block_random"}  # So that the links and the host have a part in it.
+CORES = {"codec": "block_random"}  # So that links and the host take part in the step.
 
 
 class Running:
@@ -64,7 +64,7 @@ class Running:
         return self._popen.poll() is None
 
     def wait(self) -> Ended:
-        """Wait for its end."""
+        """Wait until the command ends."""
         _, err = self._popen.communicate()
         return Ended(self._popen.returncode, err)
 
@@ -75,7 +75,7 @@ def start(*arguments: object) -> Running:
 
 
 def write_config(path: Path, engine: dict, steps: int = STEPS) -> Path:
-    """Write the quickstart's config, short, saving often and on one thread."""
+    """Write the quickstart's config with few steps, frequent saves and one thread."""
     import yaml
 
     tree = yaml.safe_load((REPOSITORY / "configs" / "quickstart.yaml").read_text())
@@ -94,7 +94,7 @@ def write_config(path: Path, engine: dict, steps: int = STEPS) -> Path:
 
 
 def measure(engine: dict, kills: int, seed: int) -> dict:
-    """One engine: a whole run, a killed one, and how they compare."""
+    """Compare a whole run with a killed one for one engine."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = write_config(folder / "run.yaml", engine)
@@ -116,7 +116,7 @@ def measure(engine: dict, kills: int, seed: int) -> dict:
 
 
 def main() -> None:
-    """Measure every engine asked for, print and write."""
+    """Measure each requested engine, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

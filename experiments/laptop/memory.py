@@ -1,16 +1,16 @@
-"""Does a whole model train within a budget of the device, by the driver's count?
+"""Measure whether a whole model trains within a budget of the device, by the driver's count.
 
     python -m experiments.laptop.memory --device cuda:0 --out FILE    # 1.3b in 4 GB, 7b in 24 GB
     python -m experiments.laptop.memory --device host --models small=1GiB --out FILE
     python -m experiments.laptop.memory --out FILE --table
 
-Weights are drawn on the device, nothing is read or written but FILE. Every run is a process of its
-own, which trains a few steps with checkpointing while a thread asks the driver what is taken. The
-budget first holds all that the driver counts, torch's allocator being given what the rest leaves. A
-run that fails so is tried once more with the context, and the kernels that a small model loads,
-beside the budget. What FILE has is not run again; --retry takes runs again that failed of anything
-but too small a budget, which is a finding. Exit status: 0, also where nothing fits; 1 where a run
-failed of anything else.
+Weights are drawn on the device; the script reads and writes no file but FILE. Every run is a
+separate process, which trains a few steps with checkpointing while a thread asks the driver how
+much memory is taken. At first the budget covers everything that the driver counts, and torch's
+allocator gets the remainder. If a run fails that way, it is tried once more with the context, and
+the kernels that a small model loads, counted outside the budget. Runs recorded in FILE do not
+repeat. --retry repeats the runs that failed for any reason but too small a budget, which is a
+finding. Exit status: 0, even if nothing fits; 1 if a run failed for another reason.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ WAYS = {
 ALL, BESIDE = "all", "context beside it"
 _MODELS = ["1.3b=4GB", "7b=24GB"]
 _VOCABULARY = 32_000
-_NOT_ENOUGH = "OutOfMemory"  # Of torch, and with another ending of ours.
+_NOT_ENOUGH = "OutOfMemory"  # Begins the names of torch's error and of ours.
 
 
 def case_of(shape: str, tokens: int) -> Case:
-    """A model with every block, and with the vocabulary of Llama's tokenizer."""
+    """Return a model with every block, and with the vocabulary of Llama's tokenizer."""
     return Case(shape, tokens, True, tokens, torch.bfloat16, _VOCABULARY)
 
 
 def cap_torch(device: torch.device, budget: int) -> None:
-    """Let torch's allocator hold what the rest of what the driver counts leaves of a budget."""
+    """Limit torch's allocator to the part of the budget that other memory of the device leaves."""
     if device.type != "cuda":
         return
     total = torch.cuda.get_device_properties(device).total_memory
@@ -69,7 +69,7 @@ def cap_torch(device: torch.device, budget: int) -> None:
 def trained(
     case: Case, way: str, name: str, steps: int, budget: int | None, counted: str = ALL
 ) -> dict[str, Any]:
-    """A few steps with nothing on the device beyond the budget; None: whatever it takes."""
+    """Train a few steps within the budget on the device; None: without a limit."""
     device = torch_device(name)
     context = taken_bytes(device)
     room = None if budget is None else budget + (context if counted == BESIDE else 0)
@@ -84,7 +84,7 @@ def trained(
         with closing(make_optimizer(model, WAYS[way], None, name, **more)) as optimizer:
             for _ in range(steps):
                 if room is not None:
-                    cap_torch(device, room)  # Kernels that a step has loaded count.
+                    cap_torch(device, room)  # The kernels that a step has loaded count, too.
                 losses.append(float(train_step(model, optimizer, ids)))
                 laps.append(time.monotonic())
             optimizer.synchronize()
@@ -104,7 +104,7 @@ def trained(
 
 
 def in_this_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """One run, after a small one that loads kernels and makes the context."""
+    """Make one run, after a small one that loads kernels and makes the context."""
     small, whole = case_of("small", 64), case_of(key["model"], args.tokens)
     trained(small, key["way"], args.device, 2, None)
     clear(torch_device(args.device))
@@ -113,7 +113,7 @@ def in_this_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, 
 
 
 def in_a_process(key: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """One run, whatever becomes of the process that makes it."""
+    """Return one run's row, even if its process crashes or hangs."""
     command = [sys.executable, "-m", __spec__.name, "--one", json.dumps(key),
                "--device", args.device, "--tokens", str(args.tokens),
                "--steps", str(args.steps)]  # fmt: skip
@@ -141,7 +141,7 @@ def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Take every run that FILE lacks, until the seconds are over."""
+    """Take every run that FILE lacks, until the time is over."""
     rows, end, left = read_rows(args.out), time.monotonic() + args.seconds, 0
     if args.retry:
         rows = kept(rows)
@@ -156,7 +156,7 @@ def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
                 left += 1
                 break
             if row is None:
-                begun = {**key, "failed": "did not end"}  # Where it ends this process, that stays.
+                begun = {**key, "failed": "did not end"}  # Stays if it kills us.
                 write_rows(args.out, [*rows, begun], left=1, **about)
                 row = {**key, **in_a_process(key, args)}
                 rows.append(row)
@@ -169,7 +169,7 @@ def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="or host")
     parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")

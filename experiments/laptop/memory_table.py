@@ -1,4 +1,4 @@
-"""Markdown of what memory.py wrote; needs no torch."""
+"""Format what memory.py wrote as Markdown; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIZES = ("driver_bytes", "context_bytes", "torch_bytes", "host_bytes")
 
 
 def memory_table(result: dict[str, Any]) -> str:
-    """A line a run."""
+    """Format one line per run."""
     lines = [f"{result['device']}, {result['tokens']:,} tokens a step, checkpointing, vocabulary "
              f"{result['vocabulary']:,}", "",
              "| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fine-tune a Llama of 1.3 G parameters within 4 or 7 GiB of a card, after saying what that takes.
+"""Fine-tune a Llama of 1.3 G parameters within 4 or 7 GiB of a card, and print the needs first.
 
     python -m experiments.laptop.run --plan              # says what it needs, on any machine
     python -m experiments.laptop.run                     # and trains, on cuda:0 within 4 GiB
@@ -6,7 +6,7 @@
     python -m experiments.laptop.run --model FOLDER      # a model of yours, of any shape
 
 Without --model the weights are drawn at random and tokens are bytes: memory and seconds are those
-of a model of this size, losses are nobody's.
+of a model of this size, and losses mean nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from experiments.quickstart.run_folder import REPOSITORY, planned, train
 
 CONFIG = REPOSITORY / "configs/laptop_1b_4gb.yaml"
 SHAPE = REPOSITORY / "configs/shapes/llama_1_3b"
-BUDGETS = {  # GiB of the device: what differs from the config.
+BUDGETS = {  # GiB of the device, with the changes that it makes to the config.
     4: {},
     7: {"budget.device": "7GiB", "model.checkpointing": "false"},
 }
 
 
 def write_model(shape: Path, folder: Path) -> Path:
-    """Save random weights of a shape with a tokenizer of bytes; what is there stays."""
+    """Save random weights of a shape with a tokenizer of bytes; an existing model stays."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -47,8 +47,8 @@ def write_model(shape: Path, folder: Path) -> Path:
 def needed(plan: dict[str, Any], steps: int, drawn: bool) -> dict[str, int | float]:
     """Bytes and seconds of a run.
 
-    The disk holds the weights that the run begins with, where they are drawn, and for the moment in
-    which a save takes the place of the one before, two saves of weights and moments.
+    The disk holds the initial weights if they are drawn, and two saves of weights and moments while
+    a save replaces the one before.
     """
     tiers, parameters = plan["peak_bytes"], plan["parameters"]
     weights = 2 * (parameters["trained"] + parameters["frozen"])
@@ -62,7 +62,7 @@ def needed(plan: dict[str, Any], steps: int, drawn: bool) -> dict[str, int | flo
 
 
 def needs_lines(need: dict[str, int | float], plan: dict[str, Any], steps: int) -> list[str]:
-    """The same for people."""
+    """Format the needs of a run as lines of text."""
     device, budget = plan["device"], plan["budget_bytes"]["device"]
     rate = f"{plan['assumed']['tflops']:.3g} TFLOP/s ({plan['assumed']['tflops_from']})"
     seen = "" if device["here"] else ", which was not seen on this machine"
@@ -79,7 +79,7 @@ def needs_lines(need: dict[str, int | float], plan: dict[str, Any], steps: int) 
 
 
 def main() -> None:
-    """Plan, say, train, and compare."""
+    """Plan, print the needs, train, and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--budget", type=int, choices=BUDGETS, default=4, help="GiB of the device")
     parser.add_argument("--device", default="cuda:0", help="or host")

@@ -1,13 +1,13 @@
-"""Host memory and disk bytes of AdamW steps over a store, from 50 M to 1.5 B parameters.
+"""Measure host memory and disk bytes of AdamW steps over a store, from 50 M to 1.5 B parameters.
 
     python -m experiments.offload.run FOLDER            # writes results.json, case by case
     python -m experiments.offload.run --table           # prints it for the README
     python -m experiments.offload.run --plot            # writes memory.png; needs matplotlib
 
-FOLDER lies on the disk to use, with room for 24 bytes a parameter and 2 more a micro-batch. Each
-case is a process of `build/cpu/experiments/offload/state_driver` in a memory cgroup of 1 GiB, page
-cache included; where no cgroup can be made the case says so. Bytes are those of our counters and
-of the kernel's (/proc/self/io).
+FOLDER is a folder on the disk to measure, with room for 24 bytes a parameter, plus 2 for each
+micro-batch. Each case is a process of `build/cpu/experiments/offload/state_driver` in a memory
+cgroup of 1 GiB, page cache included; a case says so if no cgroup could be made. Byte counts come
+from our counters and from the kernel's (/proc/self/io).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PICTURE = Path(__file__).with_name("memory.png")
 CAP_BYTES = 1 << 30
 RING_MIB = 256
 STEPS = 3
-# Parameters, micro-batches, back end.
+# Parameters, micro-batches, I/O backend.
 CASES = [
     (50_000_000, 1, "uring"),
     (200_000_000, 1, "uring"),
@@ -37,12 +37,12 @@ CASES = [
     (200_000_000, 4, "uring"),
     (200_000_000, 1, "posix"),
 ]
-EXPECTED = {1: 28, 4: 40}  # Bytes read and written for each parameter and step; docs/store.md.
+EXPECTED = {1: 28, 4: 40}  # Bytes read and written for each parameter and step, from docs/store.md.
 
 
 @contextmanager
 def memory_cgroup() -> Iterator[Path | None]:
-    """A cgroup with the cap, of version 1 or 2; None where there is none to be had."""
+    """Yield a capped cgroup of version 1 or 2; None if the system allows none."""
     first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
     limits = ((first, "memory.limit_in_bytes"), (second, "memory.max"))
     for root, limit in limits:
@@ -63,7 +63,7 @@ def memory_cgroup() -> Iterator[Path | None]:
 
 
 def measured(parameters: int, micro_batches: int, io: str, folder: Path) -> dict:
-    """One case."""
+    """Measure one case."""
     command = [DRIVER, folder, parameters, STEPS, micro_batches, RING_MIB, io]
     with memory_cgroup() as cap:
 
@@ -81,12 +81,12 @@ def measured(parameters: int, micro_batches: int, io: str, folder: Path) -> dict
 
 
 def per_parameter(row: dict, *keys: str) -> float:
-    """Bytes for each parameter and step."""
+    """Return bytes for each parameter and step."""
     return sum(row[key] for key in keys) / row["parameters"] / row["steps"]
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown."""
+    """Format the rows as Markdown."""
     lines = ["| parameters | M | back end | store, GiB | resident peak, MiB | of it the ring | "
              "read + written, B/p | by the kernel | expected | s a step |",
              "|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
@@ -103,7 +103,7 @@ def table(rows: list[dict]) -> str:
 
 
 def plot(rows: list[dict]) -> None:
-    """Resident peak over parameters, beside what holding the states would take."""
+    """Plot resident peak over parameters, with the memory that the states would take."""
     import matplotlib.pyplot as plt
 
     mine = [r for r in rows if r["micro_batches"] == 1 and r["backend"] == "uring"]
@@ -120,7 +120,7 @@ def plot(rows: list[dict]) -> None:
 
 
 def main() -> None:
-    """Measure the cases that are missing, or show what is there."""
+    """Measure the missing cases, or show the recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, help="on the disk to use")
     parser.add_argument("--table", action="store_true", help="print results.json")

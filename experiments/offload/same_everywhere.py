@@ -1,10 +1,11 @@
-"""One fine-tune with its states in host memory, through both back ends, and on a block device.
+"""Compare one fine-tune with states in host memory, in files by both backends, and on a device.
 
     python -m experiments.offload.same_everywhere FOLDER [--steps N]
 
 Runs configs/quickstart_offload_disk.yaml on real text in FOLDER, once for each place and way of
-training, and compares losses and final weights bit by bit; writes same_everywhere.json. The block
-device is a loop device over a file of FOLDER: root alone can make one, others leave it out.
+training. Compares losses and final weights bit by bit, and writes same_everywhere.json. The block
+device is a loop device over a file in FOLDER. Only root can make one; without root that place is
+left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WAYS = {
 
 @contextmanager
 def loop_device(folder: Path) -> Iterator[str | None]:
-    """A block device over a file of zeros; None where there is none to be had."""
+    """Yield a block device over a file of zeros; None if the system allows none."""
     image = folder / "image"
     with image.open("wb") as file:
         file.truncate(DEVICE_BYTES)

@@ -1,10 +1,11 @@
-"""Bytes over disk and link of a step of the offload engine, against the formulas of docs/store.md.
+"""Measure the offload engine's disk and link bytes per step against the formulas of docs/store.md.
 
     python -m experiments.offload.traffic FOLDER        # writes traffic.json, case by case
     python -m experiments.offload.traffic --table       # prints it for the README
 
-Each case is a process of `build/cpu/experiments/offload/traffic_driver`, whose bytes are those of
-our counters and of the kernel's (/proc/self/io); FOLDER lies on the disk to use, with 2 GiB.
+Each case is a process of `build/cpu/experiments/offload/traffic_driver`. Byte counts come from our
+counters and from the kernel's (/proc/self/io). FOLDER is a folder with 2 GiB of room on the disk to
+measure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from experiments.quickstart.run_folder import REPOSITORY, read_rows, write_rows
 DRIVER = REPOSITORY / "build/cpu/experiments/offload/traffic_driver"
 RESULTS = Path(__file__).with_name("traffic.json")
 PARAMETERS, STEPS = 50_000_000, 5
-CLIPS, NEVER_CLIPS = 1e-3, 1e6  # As max_norm.
+CLIPS, NEVER_CLIPS = 1e-3, 1e6  # Value of max_norm.
 
 
 class Case(NamedTuple):
@@ -54,7 +55,7 @@ CASES = [
 
 
 def measured(case: Case, folder: Path) -> dict:
-    """One case, checked."""
+    """Measure and check one case."""
     words = [PARAMETERS, STEPS, case.micro_batches, case.codec, case.max_norm, case.policy,
              case.spill, case.park]  # fmt: skip
     command = [str(word) for word in (DRIVER, folder, *words)]
@@ -63,7 +64,7 @@ def measured(case: Case, folder: Path) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown."""
+    """Format the rows as Markdown."""
     lines = ["| policy | M | codec | between backward and update | max_norm | weights parked "
              "| disk, B/p | by the kernel | formula | d2h, B/p | formula | s a step |",
              "|---|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
@@ -82,7 +83,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    """Measure all cases, or show what is there."""
+    """Measure all cases, or show the recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, help="on the disk to use")
     parser.add_argument("--table", action="store_true", help="print traffic.json")

@@ -1,10 +1,10 @@
 """Bytes that the disk engine moves for a parameter in a step, by formula.
 
-States are 12 bytes, read and written: 24. M micro-batches are M gradients of 2 bytes that cross the
-link, are spilled and read back under `identity`; a codec sums them in the core on the device, so it
-sends f^2 of a gradient whatever M is, and spills the gradient that it becomes, or nothing: then the
-core waits on the device, and crosses a second time for its update. The 16-bit weight goes up in any
-case.
+The states are 12 bytes; reading and writing them makes 24. Under `identity`, M micro-batches are M
+gradients of 2 bytes, which cross the link, are spilled and are read back. A codec sums the
+micro-batches in the core on the device, so it sends f^2 of a gradient whatever M is. It then spills
+either the decompressed gradient or nothing. In the second case the core waits on the device and
+crosses the link a second time for its update. The 16-bit weight goes up in any case.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from __future__ import annotations
 from experiments.offload_codec.projectors import BLOCK, NNZ, kept
 
 MICRO_BATCHES = (1, 4, 16)
-SIDE = 4096  # Of a square weight, for what depends on its shape.
+SIDE = 4096  # Side of a square weight, for figures that depend on its shape.
 STATES, GRADIENT, WEIGHT = 24, 2, 2
 
 
 def d2h_bytes(codec: str, ratio: float, micro_batches: int) -> float:
-    """Down the link."""
+    """Return the bytes that go down the link."""
     return GRADIENT * micro_batches if codec == "identity" else GRADIENT * ratio**2
 
 
 def disk_bytes(codec: str, ratio: float, micro_batches: int, spill: str) -> float:
-    """Read and written; `spill` is "gradient" or "core"."""
+    """Return bytes read and written; `spill` is "gradient" or "core"."""
     if codec == "identity":
         return STATES + 2 * GRADIENT * micro_batches
     return STATES + (2 * GRADIENT if spill == "gradient" else 0)
 
 
 def projector_bytes(codec: str, ratio: float) -> float:
-    """P and Q of a SIDE x SIDE weight for a parameter, f32: host memory, and down at a redraw."""
+    """Bytes a parameter of P and Q (f32), SIDE x SIDE weight: host memory, and link at a redraw."""
     if codec == "svd":
         return 8 * ratio
     return 8 * NNZ / SIDE if codec == "sparse_learned" else 0.0  # Positions come from the seed.
 
 
 def host_flop(codec: str, ratio: float) -> float:
-    """Products that decompress a SIDE x SIDE weight, for a parameter: Z = S Q^T, then P Z."""
+    """Flop a parameter to decompress a SIDE x SIDE weight: Z = S Q^T, then P Z."""
     if codec == "identity":
         return 0.0
     nonzeros = {"svd": ratio * SIDE, "block_random": kept(ratio, BLOCK), "sparse_learned": NNZ}
@@ -51,7 +51,7 @@ COLUMNS = (
 
 
 def cells(codec: str, ratio: float) -> list[str]:
-    """One line of the table."""
+    """Format one line of the table."""
     down = [d2h_bytes(codec, ratio, m) for m in MICRO_BATCHES]
     disk = [disk_bytes(codec, ratio, m, "gradient") for m in MICRO_BATCHES]
     core = "-" if codec == "identity" else f"{disk_bytes(codec, ratio, 1, 'core'):g}"

@@ -1,6 +1,7 @@
-"""Turn the fine-tunes that are done into RESULTS.md.
+"""Turn the finished fine-tunes into RESULTS.md.
 
-Learning rates are chosen on `pick`, losses shown are of `final`, as in experiments/fidelity.
+Learning rates are chosen on `pick`, and the tables show losses on `final`, as in
+experiments/fidelity.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from experiments.offload_codec.winners import headline, paired
 
 
 def screened(results: Results, setting: Setting) -> str:
-    """Every row that is done, by loss: one seed."""
+    """Tabulate every finished row by its loss, with one seed."""
     native = best_job(results, setting, BASELINES[0])
     rows = [*BASELINES, *((c, f, r) for c in CODECS for f in RATIOS for r in REDRAWS)]
     best = {row: job for row in rows if (job := best_job(results, setting, row)) is not None}
@@ -54,7 +55,7 @@ def first_share(results: Results, job: Job | None, native: Job | None) -> str:
 
 
 def redraw_differences(results: Results) -> str:
-    """Share of each redraw less that of fixed projectors: equal codec, f, setting and batches."""
+    """Tabulate the share of each redraw less that of fixed projectors, with all else equal."""
     lines = []
     for codec in CODECS:
         for redraw in REDRAWS[1:]:
@@ -74,7 +75,7 @@ def redraw_differences(results: Results) -> str:
 
 
 def lasting(results: Results) -> str:
-    """The long runs: one seed."""
+    """Tabulate the long runs, with one seed."""
     lines = []
     native = best_job(results, SCREENED[0], BASELINES[0])
     for job in long(results):

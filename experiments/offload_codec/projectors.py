@@ -4,10 +4,10 @@
     svd             leading singular directions of one gradient, by a randomised range finder
     sparse_learned  NNZ nonzeros a row at random positions, values learned on one gradient
 
-The product's projectors live behind its optimizer, which hands out cores and no pairs, so these are
-drawn with torch's generator: the same distributions, other draws. Sizes are the product's: round(f
-m) columns of P, round(f n) of Q, by groups for blocks. Only `sparse_learned` has columns that are
-not orthonormal: it is the paper's, as is.
+The product's optimizer keeps its projectors to itself and hands out only cores. So torch's
+generator draws these: the same distributions, other draws. Sizes are the product's: round(f m)
+columns of P, round(f n) of Q, by groups for blocks. Only `sparse_learned`, which is the paper's
+unchanged, has columns that are not orthonormal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 BLOCK = 32
 NNZ = 4
-EXTRA_DIRECTIONS, POWER_ITERATIONS = 8, 2  # Of the range finder.
+EXTRA_DIRECTIONS, POWER_ITERATIONS = 8, 2  # Extra columns and rounds of the range finder.
 LEARN_STEPS, LEARN_RATE, LEARN_BETA = 100, 0.1, 1e-4
 
 
@@ -40,7 +40,7 @@ class Pair(NamedTuple):
         return self.p @ s @ self.q.T
 
 
-# From the gradient of now, f, a generator, and how many steps there are for learning.
+# Arguments: the current gradient, f, a generator, and the number of learning steps.
 Draw = Callable[[torch.Tensor, float, torch.Generator, int], Pair]
 
 
@@ -50,12 +50,12 @@ def generator_of(seed: int, name: str, step: int) -> torch.Generator:
 
 
 def kept(ratio: float, rows: int) -> int:
-    """Columns for that many rows."""
+    """Return the number of columns for `rows` rows."""
     return min(rows, max(1, math.floor(ratio * rows + 0.5)))
 
 
 def core_shape(method: str, ratio: float, rows: int, cols: int) -> tuple[int, int]:
-    """Rows and columns of S for a gradient of that shape."""
+    """Return rows and columns of S for a gradient of that shape."""
     if method == "block_random":
         return sum(_columns(rows, ratio)), sum(_columns(cols, ratio))
     most = min(rows, cols) if method == "svd" else max(rows, cols)
@@ -82,7 +82,7 @@ def block_random(g: torch.Tensor, ratio: float, generator: torch.Generator, _: i
 
 
 def svd(g: torch.Tensor, ratio: float, generator: torch.Generator, _: int) -> Pair:
-    """The leading directions of both sides."""
+    """Return the leading singular directions of both sides."""
     dm, dn = core_shape("svd", ratio, *g.shape)
     wide = min(*g.shape, max(dm, dn) + EXTRA_DIRECTIONS)
     base = torch.linalg.qr(g @ torch.randn(g.shape[1], wide, generator=generator)).Q
@@ -93,7 +93,7 @@ def svd(g: torch.Tensor, ratio: float, generator: torch.Generator, _: int) -> Pa
 
 
 def _pattern(rows: int, cols: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of the nonzeros as a matrix of 0 and 1, and values of +-1/sqrt(r) there."""
+    """Positions of the nonzeros as a matrix of 0 and 1, and their values of +-1/sqrt(r)."""
     nnz = min(NNZ, cols)
     places = torch.rand(rows, cols, generator=generator).topk(nnz, dim=1).indices
     mask = torch.zeros(rows, cols).scatter_(1, places, 1.0)
@@ -111,7 +111,7 @@ def relative_bias(g: torch.Tensor, pair: Pair) -> torch.Tensor:
 
 
 def sparse_learned(g: torch.Tensor, ratio: float, generator: torch.Generator, steps: int) -> Pair:
-    """New positions, then `steps` steps of Adam on the bias for `g`; the best values met stay."""
+    """Draw positions, then learn values on `g` for `steps` steps of Adam; the best values stay."""
     shape = core_shape("sparse_learned", ratio, *g.shape)
     sides = [_pattern(side, cols, generator) for side, cols in zip(g.shape, shape, strict=True)]
     masks = [mask for mask, _ in sides]

@@ -13,21 +13,23 @@ Setting = tuple[str, str]  # Model, shift.
 CODECS = ("block_random", "svd", "sparse_learned")
 RATIOS = (0.25, 0.5)
 REDRAWS = ("never", "50", "1")  # Steps between two draws.
-FIRST_RATES = RATES[1:3]  # Whichever is better is at an edge, so one beyond it is tried too.
+# The better one is at an edge, so the plan also tries the rate beyond it.
+FIRST_RATES = RATES[1:3]
 ADAMW_RATE = 2e-3  # The best of three in every setting of experiments/fidelity, and of the screen.
 SCREENED = (("small", "prose"), ("small", "cpp"))
 SETTINGS = tuple((model, shift) for model in MODELS for shift in SHIFTS)
 SEEDS = (0, 1, 2)
 LONG = 1000
-# Codec, f, redraw: what the screen leaves to be decided with more seeds.
+# Codec, f, redraw: rows that the screen leaves for more seeds to decide.
 WINNERS: tuple[Row, ...] = (
     ("block_random", 0.5, "never"),
     ("block_random", 0.5, "50"),
     ("block_random", 0.25, "50"),
 )
-# A core's seconds for 200 steps by model; the codec's own come on top.
+# Core-seconds of 200 steps by model; the codec's own time comes on top.
 SECONDS = {"small": 15, "quickstart": 32}
-DRAW_SECONDS = {  # All weights of the small model, once, at f = 1/4 and 1/2.
+# Seconds of one draw for all weights of the small model, at f = 1/4 and 1/2.
+DRAW_SECONDS = {
     "block_random": (0.004, 0.004),
     "svd": (0.06, 0.15),
     "sparse_learned": (2.5, 5.0),
@@ -35,7 +37,7 @@ DRAW_SECONDS = {  # All weights of the small model, once, at f = 1/4 and 1/2.
 
 
 def job_of(setting: Setting, row: Row, seed: int = 0) -> Job:
-    """A fine-tune without a rate."""
+    """Return a fine-tune without a rate."""
     (model, shift), (method, ratio, redraw) = setting, row
     return Job(model, shift, method, ratio, 0.0, seed, refresh=redraw)
 
@@ -44,7 +46,7 @@ BASELINES = (("adamw", 1.0, "never"), ("identity", 1.0, "never"))
 
 
 def called(row: Row) -> list[str]:
-    """Codec, f, redraw."""
+    """Format codec, f and redraw."""
     method, ratio, redraw = row
     if row in BASELINES:
         return [method, "-", "-"]
@@ -52,19 +54,19 @@ def called(row: Row) -> list[str]:
 
 
 def costly(row: Row) -> bool:
-    """Rows whose drawing costs more than the training; they get one rate."""
+    """Tell whether drawing costs more than training; such rows get one rate."""
     method, ratio, redraw = row
     return redraw == "1" and (method == "sparse_learned" or (method == "svd" and ratio > 0.25))
 
 
 def _rate_from(row: Row) -> Row:
-    """The row that a costly one takes its rate from."""
+    """Return the row that lends its rate to a costly one."""
     method, ratio, _ = row
     return (method, 0.25, "1") if method == "svd" else (method, ratio, "50")
 
 
 def row_jobs(results: Results, setting: Setting, row: Row) -> list[Job]:
-    """One job a rate that is known to be wanted."""
+    """Return one job for each rate that is known to be needed."""
     job = job_of(setting, row)
     if row in BASELINES and setting not in SCREENED:
         return [replace(job, lr=ADAMW_RATE)]
@@ -75,7 +77,7 @@ def row_jobs(results: Results, setting: Setting, row: Row) -> list[Job]:
 
 
 def best_job(results: Results, setting: Setting, row: Row) -> Job | None:
-    """The first seed at the best rate; None while that is not known."""
+    """Return the first seed at the best rate; None while that rate is unknown."""
     jobs = row_jobs(results, setting, row)
     if not jobs or not all(map(results.has, jobs)):
         return None
@@ -83,7 +85,7 @@ def best_job(results: Results, setting: Setting, row: Row) -> Job | None:
 
 
 def screen(results: Results) -> list[Job]:
-    """Every codec, f and redraw; one seed, the cheap rows first."""
+    """Jobs of every codec, f and redraw with one seed, cheap rows first."""
     rows = [(c, f, r) for c in CODECS for f in RATIOS for r in REDRAWS]
     rows = [*BASELINES, *sorted(rows, key=costly)]
     return [job for row in rows for setting in SCREENED for job in row_jobs(results, setting, row)]
@@ -102,19 +104,22 @@ def winners(results: Results) -> list[Job]:
 
 
 def engine(results: Results) -> list[Job]:
-    """The first winner once more, by the engine itself at the simulation's rate."""
+    """Jobs that repeat the first winner with the real engine at the simulation's rate."""
     jobs = [engine_job(results, setting) for setting in SETTINGS]
     return [replace(job, seed=seed) for job in jobs if job is not None for seed in SEEDS]
 
 
 def engine_job(results: Results, setting: Setting) -> Job | None:
-    """The first seed; None while the rate is not known."""
+    """Return the engine's job with the first seed; None while the rate is unknown."""
     best = best_job(results, setting, WINNERS[0])
     return best and replace(best, method=PREFIX + best.method)
 
 
 def long(results: Results) -> list[Job]:
-    """1,000 steps with the first codec, at the rates of 200: does redrawing matter later on?"""
+    """Jobs of 1,000 steps with the first codec, which show whether redrawing matters later on.
+
+    They take the rates that were best at 200 steps.
+    """
     rows = [BASELINES[0], *((CODECS[0], RATIOS[-1], redraw) for redraw in REDRAWS)]
     best = [best_job(results, SCREENED[0], row) for row in rows]
     return [replace(job, steps=LONG) for job in best if job is not None]
@@ -130,6 +135,6 @@ def estimated_seconds(job: Job) -> float:
         return seconds
     draws = 1 if job.refresh == "never" else job.steps / int(job.refresh)
     if job.method == "sparse_learned" and job.refresh == "1":
-        draws /= 10  # A tenth of the learning steps.
+        draws /= 10  # Each step then takes a tenth of the learning steps.
     scale = SECONDS[job.model] / SECONDS["small"]
     return seconds + scale * draws * DRAW_SECONDS[job.method][job.ratio > 0.25]

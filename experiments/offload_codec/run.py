@@ -33,7 +33,7 @@ def missing(name: str) -> tuple[list[Job], int]:
 
 
 def announce(name: str) -> None:
-    """Runs and core-hours, as far as is known."""
+    """Print the runs and core-hours that are left, as far as they are known."""
     left, asked = missing(name)
     hours = sum(map(estimated_seconds, left)) / 3600
     print(f"{name}: {asked - len(left)} of {asked} done, {hours:.2f} core-hours left, more where "
@@ -59,7 +59,7 @@ def work(job: Job) -> None:
 
 
 def main() -> None:
-    """Run what is missing, or print."""
+    """Run the missing jobs, or print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--count", action="store_true", help="run nothing")

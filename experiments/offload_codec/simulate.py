@@ -1,9 +1,10 @@
-"""The disk engine's compressed path in memory: full AdamW that is fed P S Q^T.
+"""Simulate the disk engine's compressed path in memory: full AdamW that receives P S Q^T.
 
 The gradient of every matrix is replaced as soon as backward has made it: S = P^T G Q, rounded to
 bf16 as it crosses the link, then G^ = P S Q^T, rounded to bf16 as it lies on disk. Clipping sees
-G^, AdamW's moments are fp32 and of full size, nothing is divided by f, and what P and Q leave out
-trains nothing. Norms, and every matrix under `identity`, keep their gradient, rounded to bf16.
+G^. AdamW's moments are fp32 and of full size. Nothing is divided by f, and the part of a gradient
+that P and Q leave out trains nothing. Norms, and every matrix under `identity`, keep their
+gradient, rounded to bf16.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from torch import nn
 from experiments.fidelity.methods import WEIGHT_DECAY, Trainee, block_weights
 from experiments.offload_codec.projectors import DRAWS, LEARN_STEPS, Pair, core_shape, generator_of
 
-UNCOMPRESSED = ("adamw", "identity")  # With the gradient as it is, and rounded to bf16.
-# Learning at every step in full would cost 20 times the training step itself.
+UNCOMPRESSED = ("adamw", "identity")  # Keeps the gradient as it is; rounds it to bf16.
+# Full learning at every step would cost 20 times the training step itself.
 LEARN_STEPS_EACH_STEP = 10
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """The nearest bf16."""
+    """Round to the nearest bf16."""
     return x.bfloat16().to(x.dtype)
 
 
 def link_bytes(model: nn.Module, method: str, ratio: float) -> int:
-    """A step, both ways: cores or gradients down, weights up, 2 bytes each; 4 each for adamw."""
+    """Bytes of a step: cores or gradients down, weights up, 2 for an element; 4 for adamw."""
     if method == "adamw":
         return sum(8 * p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(4 * p.numel() for p in model.parameters() if p.requires_grad)
@@ -43,7 +44,7 @@ def link_bytes(model: nn.Module, method: str, ratio: float) -> int:
 
 
 class Simulation:
-    """Compresses gradients on their way to AdamW, and counts what that did."""
+    """Compresses gradients on their way to AdamW, and counts the effect."""
 
     def __init__(self) -> None:
         self.codec_seconds = 0.0
@@ -51,7 +52,7 @@ class Simulation:
         self._lost, self._whole, self._biases, self._steps = 0.0, 0.0, 0.0, 0
 
     def figures(self) -> dict[str, Any]:
-        """Means over weights and steps; the relative bias is that of the gradient of the step."""
+        """Return means over weights and steps; the relative bias is that of a step's gradient."""
         bias = self._biases / self._steps if self._steps else 0.0
         return {"relative_bias": bias, "draws": self.draws, "codec_seconds": self.codec_seconds}
 
@@ -60,7 +61,7 @@ class Simulation:
                 refresh: dict[str, Any] | None = None) -> Iterator[Trainee]:  # fmt: skip
         """Do what methods.trainee() does, for UNCOMPRESSED and the codecs of projectors.DRAWS.
 
-        Without `refresh` projectors are drawn at the first step and stay; with it, they are drawn
+        Without `refresh`, projectors are drawn at the first step and stay. With it, they are drawn
         anew every refresh["every"] steps.
         """
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -81,13 +82,13 @@ class Simulation:
                 hook.remove()
 
     def note(self, g: torch.Tensor, seen: torch.Tensor) -> None:
-        """Count the gradient and what AdamW sees of it."""
+        """Record a gradient and the version of it that AdamW sees."""
         self._biases += ((seen - g).norm() / g.norm().clamp(min=1e-30)).item()
         self._steps += 1
 
 
 class _WeightCodec:
-    """The way of one weight's gradient."""
+    """Path of one weight's gradient."""
 
     def __init__(self, simulation: Simulation, method: str, ratio: float, seed: int, name: str,
                  every: float) -> None:  # fmt: skip
@@ -98,7 +99,7 @@ class _WeightCodec:
 
     @torch.no_grad()
     def __call__(self, p: torch.Tensor) -> None:
-        """The hook."""
+        """Replace the gradient; a post-accumulate hook."""
         if self._method == "identity":
             p.grad = rounded(p.grad)
             return

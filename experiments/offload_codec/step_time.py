@@ -1,10 +1,10 @@
-"""Seconds of a step with whole gradients and with cores, over the demo's throttled link, in turns.
+"""Time a step with whole gradients and with cores, over the demo's throttled link, in turns.
 
     python -m experiments.offload_codec.step_time FOLDER [--rounds N]     # writes step_time.json
 
 Runs configs/quickstart_offload_disk.yaml in FOLDER with `identity` and with `block_random` at f =
-1/2, with 1 micro-batch of 4 sequences and with 4 micro-batches of 1, both at the rate that
-configs/quickstart.yaml gives the link. A ratio is that of two runs of one round.
+1/2, each with 1 micro-batch of 4 sequences and with 4 micro-batches of 1. The link has the rate of
+configs/quickstart.yaml. A ratio compares two runs of one round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODECS = {
 
 
 def seconds(folder: Path, codec: str, micro_batches: int, steps: int) -> dict:
-    """One run."""
+    """Make one run and return its medians."""
     batches = {"train.micro_batch": 4 // micro_batches, "train.accumulate": micro_batches}
     overrides = {"train.eval_every": 0, "train.steps": steps, **batches, **CODECS[codec]}
     run = train(CONFIG, folder / "run", overrides, folder / "log")

@@ -1,4 +1,4 @@
-"""A row of the simulation as the engine itself trains it: OffloadAdamW, states in host memory."""
+"""Train a row of the simulation with the real engine: OffloadAdamW, states in host memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 
 from experiments.fidelity.methods import WEIGHT_DECAY, Trainee, block_weights
 
-PREFIX = "engine_"  # Before the codec, in the name of a method.
-_CHUNK = 32 << 10  # Bytes of masters: every matrix of these models has chunks of its own.
+PREFIX = "engine_"  # Stands before the codec in the name of a method.
+_CHUNK = 32 << 10  # Bytes of masters; so small that every matrix has its own chunks.
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ FIDELITY = Path(__file__).resolve().parents[1] / "fidelity" / "results.jsonl"
 
 
 def headline(results: Results) -> str:
-    """The winners on every setting, beside what the subspace engine keeps there."""
+    """Tabulate the winners in every setting, beside the share that the subspace engine keeps."""
     lines = []
     for row in (*BASELINES[1:], *WINNERS):
         shown = [share_at(results, s, best_job(results, s, row)) for s in SETTINGS]
@@ -40,7 +40,7 @@ def headline(results: Results) -> str:
 
 
 def share_at(results: Results, setting: Setting, job: Job | None) -> str:
-    """Share of AdamW's gain, seed by seed; "-" where a fine-tune is not there."""
+    """Share of AdamW's gain, seed by seed; "-" while a fine-tune is missing."""
     native = best_job(results, setting, BASELINES[0])
     if job is None or native is None:
         return "-"
@@ -52,7 +52,7 @@ def share_at(results: Results, setting: Setting, job: Job | None) -> str:
 
 
 def done_seeds(results: Results, job: Job) -> list[Job]:
-    """One job a seed, those that are there."""
+    """Return the finished jobs, one for each seed."""
     return [j for j in (replace(job, seed=seed) for seed in SEEDS) if results.has(j)]
 
 
@@ -76,7 +76,7 @@ def fidelity_share(setting: Setting, method: str) -> str:
 
 
 def paired(results: Results) -> str:
-    """Loss of each winner less AdamW's and less the first winner's, over all seeds and settings."""
+    """Tabulate losses of winners less AdamW's and the first winner's, over seeds and settings."""
     others = {"adamw": BASELINES[0], "identity": BASELINES[1]}
     others |= {" ".join(called(WINNERS[0])): WINNERS[0]} if WINNERS else {}
     lines = []
@@ -90,7 +90,7 @@ def paired(results: Results) -> str:
 
 
 def differences(results: Results, row: Row, other: Row) -> list[float]:
-    """Loss less the other's, equal setting and seed, as a share of AdamW's gain there."""
+    """Return differences of loss, with equal setting and seed, as shares of AdamW's gain there."""
     found = []
     for setting in SETTINGS:
         jobs = [best_job(results, setting, r) for r in (row, other, BASELINES[0])]
@@ -105,6 +105,6 @@ def differences(results: Results, row: Row, other: Row) -> list[float]:
 
 
 def mean_and_error(found: list[float]) -> str:
-    """Mean, its standard error, how many."""
+    """Format a mean, its standard error and the number of values."""
     error = statistics.stdev(found) / len(found) ** 0.5
     return f"{number(statistics.mean(found), '+.3f')} ± {error:.3f} ({len(found)})"

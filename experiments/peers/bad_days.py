@@ -1,4 +1,4 @@
-"""SIGKILL, resume, and writes that are refused: what they do to a run of either side."""
+"""Test how a run of either side survives SIGKILL, resume, and refused writes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from experiments.peers.sides import OURS
 SIZE, STEPS = "3M", 24
 SAVE_EVERY = 4
 KILLS = 5
-LEFT_BYTES = 24 << 20  # At the start on a volume that is too small.
-PATIENCE_SECONDS = 180  # Then a run hangs.
+LEFT_BYTES = 24 << 20  # Bytes left on a volume that is too small at the start.
+PATIENCE_SECONDS = 180  # After these seconds a run counts as hung.
 SETTINGS = {"ours": OURS, "theirs": {"zero": {"sub_group_size": 1_000_000}}}
 
 
@@ -30,12 +30,12 @@ class _Runs:
         self._packages = packages
 
     def start(self, folder: Path, *options: str) -> Child:
-        """Start one."""
+        """Start a run."""
         return Child(self._side, SIZE, STEPS, folder, self._packages, SETTINGS[self._side],
                      "--warmup", "0", *options)  # fmt: skip
 
     def whole(self, folder: Path) -> Child:
-        """One that nobody disturbs."""
+        """Return a run that nobody disturbs."""
         shutil.rmtree(folder, ignore_errors=True)
         child = self.start(folder)
         if status := child.finish():
@@ -44,7 +44,7 @@ class _Runs:
 
 
 def _until(child: Child, step: int) -> None:
-    """Read on until it has told of a step, or has ended."""
+    """Read events until one is about the step or later, or the run ends."""
     for event in child.events():
         if event["event"] == "step" and event["step"] >= step:
             return
@@ -118,7 +118,7 @@ def killed(folder: Path, packages: Path) -> dict:
 
 
 def _at_start(runs: _Runs, folder: Path) -> dict:
-    """Begin where there is no room."""
+    """Begin on a volume that is too small."""
     with volume(folder) as place:
         fill(place / "filler", LEFT_BYTES)
         with runs.start(place / "run") as child:
@@ -134,7 +134,7 @@ def _at_start(runs: _Runs, folder: Path) -> dict:
 
 
 def _midway(runs: _Runs, folder: Path, reference: Child) -> dict:
-    """Let every write be refused from the fourth step on; then make room, and resume."""
+    """Refuse every write from the fourth step on; then make room, and resume."""
     with volume(folder) as place:
         with runs.start(place / "run") as child:
             _until(child, 3)
@@ -162,7 +162,7 @@ def _midway(runs: _Runs, folder: Path, reference: Child) -> dict:
 
 
 def refused(folder: Path, packages: Path) -> dict:
-    """A volume that is full at the start, or gets full on the way."""
+    """Measure both cases: a volume that is full at the start, and one that fills up on the way."""
     rows = []
     for side in ("ours", "theirs"):
         runs = _Runs(side, packages)

@@ -1,4 +1,4 @@
-"""A run of one side as a child: start it, read what it tells, stop or kill it."""
+"""Run one side as a child process: start it, read its events, stop or kill it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# The same for every side. Threads of torch that spin take the cores from those that read and
-# write; and what glibc keeps of freed blocks is no need of anybody.
+# The same for every side. Spinning threads of torch take the cores from threads that read and
+# write, and freed blocks that glibc keeps are memory that no side needs.
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
@@ -28,15 +28,15 @@ class Child:
     Parameters
     ----------
     side, size : str
-        Who trains what.
+        Side that trains, and the model's size.
     steps : int
-        In all, those before a resume with them.
+        Total steps, including those before a resume.
     folder : pathlib.Path
-        On the disk to use.
+        Folder on the disk to use.
     packages : pathlib.Path
         Folder that DeepSpeed was installed into.
     tuning : dict
-        Of the side; `environment` in it goes over the common one.
+        Settings of the side; its `environment` overrides the common one.
     options : str
         More words of the command line.
     """
@@ -87,19 +87,19 @@ class Child:
         self._popen.wait()
 
     def finish(self) -> int:
-        """Read on to its end; its exit status."""
+        """Read on to the end of the run; return its exit status."""
         for _ in self.events():
             pass
         return self._popen.returncode
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; one that ends it is waited for."""
+        """Send a signal; if it ends the run, wait for the end."""
         self._popen.send_signal(number)
         if number == signal.SIGKILL:
             self.finish()
 
     def last_words(self) -> str:
-        """The last line that it wrote for people, without where it was."""
+        """Return the last line that the run wrote for people, without its place in a file."""
         text = self._log.read_text(errors="replace")
         for place, name in self._names.items():
             text = text.replace(place, name)
@@ -112,7 +112,7 @@ class Child:
         return {e["step"]: e["loss"] for e in self.seen if e["event"] == "step"}
 
     def told(self, event: str) -> dict | None:
-        """The first event of a kind, if there was one."""
+        """Return the first event of a kind; None if there is none."""
         return next((e for e in self.seen if e["event"] == event), None)
 
 
@@ -122,9 +122,9 @@ def figures(events: list[dict], steps: int, warmup: int) -> dict:
     Parameters
     ----------
     events : list of dict
-        All that the run told.
+        All events of the run.
     steps, warmup : int
-        Of it.
+        Steps of the run in total, and those that are not counted.
     """
     ready, warm, done = (
         next(e for e in events if e["event"] == kind) for kind in ("ready", "warm", "done")
@@ -148,7 +148,7 @@ def figures(events: list[dict], steps: int, warmup: int) -> dict:
 
 def undisturbed(side: str, size: str, steps: int, folder: Path, packages: Path, tuning: dict,
                 warmup: int = 2) -> dict:  # fmt: skip
-    """Run a side to its end in an empty folder, which goes afterwards; its figures."""
+    """Run a side to its end in an empty folder, remove the folder, and return the figures."""
     shutil.rmtree(folder, ignore_errors=True)
     child = Child(side, size, steps, folder, packages, tuning, "--warmup", str(warmup))
     status = child.finish()

@@ -1,8 +1,8 @@
-"""A small volume of its own, and how it gets so full that even what is there cannot be written.
+"""Mount a small volume, and fill it so far that even existing files cannot be overwritten.
 
-XFS on a loop device: a copy of the files by reference shares their blocks, so that the next write
-to any of them needs a new block, which a full volume refuses. It is what a snapshot and a full disk
-do to a run.
+The volume is XFS on a loop device. A copy of the files by reference shares their blocks, so the
+next write to any of them needs a new block, which a full volume refuses. A snapshot and a full disk
+do the same to a run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-VOLUME_BYTES = 320 << 20  # XFS takes no less than 300 MiB.
+VOLUME_BYTES = 320 << 20  # Smallest size that XFS accepts: 300 MiB.
 _PIECES = (64 << 20, 1 << 20, 64 << 10, 4 << 10)
 
 
 @contextmanager
 def volume(folder: Path) -> Iterator[Path]:
-    """Mount an empty one under a folder; it goes afterwards."""
+    """Mount an empty volume under a folder, and remove it afterwards."""
     image, place = folder / "volume.img", folder / "volume"
     place.mkdir(parents=True, exist_ok=True)
     with image.open("wb") as file:
@@ -36,7 +36,7 @@ def volume(folder: Path) -> Iterator[Path]:
 
 
 def fill(place: Path, left: int = 0) -> None:
-    """Take what is free but for `left` bytes."""
+    """Take the free space but for `left` bytes."""
     place.mkdir(exist_ok=True)
     for piece in _PIECES:
         for count in range(VOLUME_BYTES // 4096):

@@ -14,7 +14,7 @@ def _fields(name: str) -> dict[str, int]:
 
 
 def memory() -> dict[str, int]:
-    """Bytes: resident now, its peak since `forget_peak()`, and what may not be swapped.
+    """Bytes: resident now, their peak since `forget_peak()`, and those that cannot be swapped.
 
     Pages of a huge-page pool are no part of the resident set; they are added to it.
     """
@@ -28,16 +28,16 @@ def memory() -> dict[str, int]:
 
 
 def forget_peak() -> None:
-    """Let the peak of the resident set begin at what is resident now."""
+    """Reset the peak of the resident set to its present size."""
     (_PROCESS / "clear_refs").write_text(_RESET_PEAK)
 
 
 def disk() -> dict[str, int]:
-    """Bytes that this process had the disk read and write so far."""
+    """Return the bytes that this process has made the disk read and write so far."""
     io = _fields("io")
     return {"read": io["read_bytes"], "written": io["write_bytes"]}
 
 
 def room(folder: Path) -> int:
-    """Bytes of the disk that files of a folder have."""
+    """Return the disk space in bytes that the files of a folder take."""
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())

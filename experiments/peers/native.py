@@ -1,4 +1,4 @@
-"""AdamW of torch over masters in memory, and the model without any optimizer."""
+"""Train with torch's AdamW over masters in memory, or without any optimizer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from experiments.peers.trained import ADAM, weights_hash
 
 
 class Forgotten:
-    """Forward and backward alone; a gradient is dropped when it is there.
+    """Forward and backward alone; gradients are dropped as soon as they exist.
 
-    What the other sides need beyond this is the optimizer's.
+    The difference to another side is the cost of that side's optimizer.
     """
 
     def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
@@ -26,7 +26,7 @@ class Forgotten:
         parameter.grad = None
 
     def step(self, tokens: torch.Tensor) -> float:
-        """Train nothing."""
+        """Run forward and backward, and train nothing."""
         loss = self._model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         return loss.item()
@@ -53,7 +53,7 @@ class Native(Forgotten):
         self._optimizer = torch.optim.AdamW(self._masters, fused=True, **ADAM)
 
     def step(self, tokens: torch.Tensor) -> float:
-        """One step."""
+        """Take one step."""
         loss = super().step(tokens)
         for master, weight in zip(self._masters, self._weights, strict=True):
             master.grad = weight.grad.float()

@@ -1,8 +1,8 @@
-"""One run of one side in a process of its own; a line of JSON for everything that happened.
+"""Run one side in a separate process; print a line of JSON for each event.
 
     python -m experiments.peers.one_run SIDE --size 25M --steps 10 --folder FOLDER
 
-Lines are `ready`, a `step` each, and `done`. Whatever libraries print goes to stderr.
+The lines are `ready`, one `step` for each step, and `done`. Output of libraries goes to stderr.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from experiments.peers.measure import disk, forget_peak, memory, room
 from experiments.peers.trained import SIZES, batch, build_model
 
-# Module and class; modules that are imported before the first look at memory.
+# Module and class, then modules that are imported before memory is first measured.
 SIDES = {
     "ours": ("ours", "Ours", ("sluiceway",)),
     "theirs": ("theirs", "Theirs", ("deepspeed",)),
@@ -41,7 +41,7 @@ def _only_events_on_stdout() -> TextIO:
 
 
 def _steps(args: argparse.Namespace, side: object, out: TextIO, start: int) -> None:
-    """Train, telling of every step; save where that is asked for."""
+    """Train and report every step; save at the requested steps."""
     for step in range(start, args.steps):
         if step == args.warmup:
             side.settle()
@@ -59,7 +59,7 @@ def _steps(args: argparse.Namespace, side: object, out: TextIO, start: int) -> N
 
 
 def run(args: argparse.Namespace, out: TextIO) -> None:
-    """Build, train, and tell."""
+    """Build, train, and report."""
     torch.set_num_threads(args.threads)
     module, name, early = SIDES[args.side]
     if args.side == "theirs":
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, out: TextIO) -> None:
 
 
 def main() -> None:
-    """Parse, run, and leave at once: what is to be measured has been."""
+    """Parse, run, and exit at once, since everything to measure has happened."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("side", choices=list(SIDES))
     parser.add_argument("--size", choices=list(SIZES), required=True)

@@ -23,11 +23,11 @@ class Ours:
         self._optimizer = sw.OffloadAdamW(model, **ADAM, tier="disk", path=folder / "store", **more)
 
     def resume(self) -> int:
-        """Go on from the last step of the store."""
+        """Resume from the last step of the store."""
         return self._optimizer.resume()
 
     def step(self, tokens: torch.Tensor) -> float:
-        """One step; it is applied while the next one runs."""
+        """Take one step; it is applied while the next one runs."""
         loss = self._model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         self._optimizer.step()
@@ -35,14 +35,14 @@ class Ours:
         return loss.item()
 
     def settle(self) -> None:
-        """Every step is on the disk."""
+        """Wait until every step is on the disk."""
         self._optimizer.commit()
 
     def save(self) -> None:
         """Do nothing: every step is a save."""
 
     def buffer_bytes(self) -> int:
-        """Page-locked ring and small gradients."""
+        """Return the bytes of the page-locked ring and of small gradients."""
         return self._optimizer.stats()["peak_bytes"]["pinned"]
 
     def weights_hash(self) -> str:

@@ -1,4 +1,4 @@
-"""Tables of the README, from results.json."""
+"""Make the README's tables from results.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIDES = {"ours": "Sluiceway", "theirs": "DeepSpeed"}
 
 
 def spread(values: Iterable[float], digits: int) -> str:
-    """Median, and least and most in brackets where they differ in what is shown."""
+    """Format the median, and the range in brackets if its rounded ends differ."""
     ordered = sorted(values)
     low, middle, high = (
         f"{v:,.{digits}f}" for v in (ordered[0], statistics.median(ordered), ordered[-1])
@@ -29,7 +29,7 @@ def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def _groups(rows: list[dict], *keys: str) -> Iterator[list[dict]]:
-    """Rows that agree in all keys, in the order of the first of them."""
+    """Yield rows that agree in all keys, ordered by the first of each group."""
     found: dict[tuple, list[dict]] = {}
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -37,7 +37,7 @@ def _groups(rows: list[dict], *keys: str) -> Iterator[list[dict]]:
 
 
 def above(rows: list[dict], of: list[dict]) -> list[float]:
-    """Peaks above the median one of forward and backward alone at the same size, in bytes."""
+    """Peaks above the median peak of forward and backward alone at the same size, in bytes."""
     floor = statistics.median(
         row["peak_bytes"] for row in rows if row["name"] == ALONE and row["size"] == of[0]["size"]
     )
@@ -79,7 +79,7 @@ def memory(stage: dict) -> str:
 
 
 def compared(stage: dict) -> str:
-    """Seconds, bytes and losses of every side and size."""
+    """Tabulate seconds, bytes and losses of every side and size."""
     head = ["", "parameters", "s a step", "read + written, B/p", "room on disk, B/p",
             "page-locked, MiB", "whole peak, MiB", "loss of the last step"]  # fmt: skip
     cells = []
@@ -124,7 +124,7 @@ def _yes(rows: list[dict], holds: Callable[[dict], bool]) -> str:
 
 
 def kills(stage: dict) -> str:
-    """SIGKILL and resume."""
+    """Tabulate SIGKILL and resume."""
     head = ["", "saves", "killed after steps", "went on at step", "losses from there on are equal",
             "first of them apart by", "furthest apart", "final weights are equal",
             "written by a save, B/p"]  # fmt: skip
@@ -177,14 +177,14 @@ def _refused_row(row: dict) -> list[str]:
 
 
 def refused(stage: dict) -> str:
-    """A volume without room."""
+    """Tabulate runs on a volume without room."""
     head = ["", "no room", "ends with", "steps it told of", "their losses beside a run with room",
             "then"]  # fmt: skip
     return markdown(head, map(_refused_row, stage["rows"]))
 
 
 def tables(results: dict) -> dict[str, str]:
-    """Every table that there are results for, by name."""
+    """Return every table that has results, by name."""
     made = {"memory": ("compare", memory), "compared": ("compare", compared),
             "tuning": ("tune", tuning), "kills": ("kills", kills),
             "refused": ("refused", refused)}  # fmt: skip
@@ -192,7 +192,7 @@ def tables(results: dict) -> dict[str, str]:
 
 
 def written(text: str, made: dict[str, str]) -> str:
-    """A document with each table between its name and the next empty comment."""
+    """Return a document with each table put between its name and the next empty comment."""
     for name, table in made.items():
         place = re.compile(rf"(<!-- {name} -->\n).*?(\n?<!-- -->)", re.DOTALL)
         text = place.sub(lambda hit, table=table: f"{hit[1]}{table}\n<!-- -->", text)

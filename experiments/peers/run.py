@@ -1,12 +1,12 @@
-"""DeepSpeed's ZeRO-3 with states on NVMe beside OffloadAdamW on disk: what each needs and does.
+"""Compare DeepSpeed's ZeRO-3 with states on NVMe and OffloadAdamW on disk.
 
     python -m experiments.peers.run FOLDER                        # all stages
     python -m experiments.peers.run FOLDER --stages compare --sizes 25M --rounds 1
-    python -m experiments.peers.run --tables                      # writes those of README.md
+    python -m experiments.peers.run --tables                      # writes the tables of README.md
 
-FOLDER lies on the disk to use. DeepSpeed is in build/peers (--theirs), beside the packages of the
-repository; README.md says how it gets there. Stage `refused` mounts a small file
-system and needs root. A stage replaces what results.json has of it.
+FOLDER is a folder on the disk to use. DeepSpeed is in build/peers (--theirs), beside the packages
+of the repository; README.md says how to install it. Stage `refused` mounts a small file system and
+needs root. A stage replaces its earlier results in results.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ README = Path(__file__).with_name("README" + ".md")
 
 
 def machine(theirs: Path) -> dict:
-    """Return its kind and the versions; DeepSpeed is in `theirs`."""
+    """Return the machine's kind and the versions of packages; DeepSpeed is in `theirs`."""
     cpu = next(line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines()
                if line.startswith("model name"))  # fmt: skip
     (deepspeed,) = metadata.distributions(name="deepspeed", path=[str(theirs)])
@@ -45,7 +45,7 @@ def machine(theirs: Path) -> dict:
 
 
 def tune(args: argparse.Namespace) -> dict:
-    """Every setting that was tried, at the size in the middle, in turns."""
+    """Measure every setting of sides.py at the middle size, in turns."""
     size = args.sizes[len(args.sizes) // 2]
     rows = []
     for round_ in range(args.tune_rounds):
@@ -58,7 +58,7 @@ def tune(args: argparse.Namespace) -> dict:
 
 
 def compare(args: argparse.Namespace) -> dict:
-    """Every side at every size, in turns."""
+    """Measure every side at every size, in turns."""
     rows = []
     for round_ in range(args.rounds):
         for size in args.sizes:
@@ -74,14 +74,14 @@ def compare(args: argparse.Namespace) -> dict:
 
 
 def kills(args: argparse.Namespace) -> dict:
-    """SIGKILL and resume."""
+    """Measure SIGKILL and resume."""
     from experiments.peers.bad_days import killed
 
     return killed(args.folder, args.theirs)
 
 
 def refused(args: argparse.Namespace) -> dict:
-    """Writes that a full file system refuses."""
+    """Measure writes that a full file system refuses."""
     from experiments.peers.bad_days import refused as on_a_full_disk
 
     return on_a_full_disk(args.folder, args.theirs)
@@ -91,7 +91,7 @@ STAGES = {"tune": tune, "compare": compare, "kills": kills, "refused": refused}
 
 
 def main() -> None:
-    """Run stages, or print."""
+    """Run stages, or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, help="on the disk to use")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))

@@ -1,9 +1,9 @@
-"""Settings of either side: those that were tried, and those that are compared."""
+"""List the settings of either side: those that were tried, and those that are compared."""
 
 from __future__ import annotations
 
 _SMALL_BUCKETS = {
-    "sub_group_size": 4_000_000,  # Elements; 4 buffers of them are what passes through memory.
+    "sub_group_size": 4_000_000,  # Elements of a buffer; data passes through memory in 4 of them.
     "reduce_bucket_size": 4_000_000,
     "overlap_comm": False,
 }

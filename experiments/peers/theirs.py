@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 with optimizer states on NVMe, one rank on its CPU accelerator."""
+"""Train with DeepSpeed's ZeRO-3, states on NVMe, one rank on its CPU accelerator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from experiments.peers.trained import ADAM, weights_hash
 
 TAG = "saved"
-# Read when deepspeed is imported.
+# DeepSpeed reads these when it is imported.
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "RANK": "0",
@@ -30,15 +30,15 @@ def _free_port() -> str:
 
 
 def configuration(folder: Path, tuning: dict) -> dict:
-    """DeepSpeed's own config.
+    """Return DeepSpeed's own config.
 
     Parameters
     ----------
     folder : pathlib.Path
-        Where states and gradients go.
+        Folder for states and gradients.
     tuning : dict
-        Sections `zero` and `aio`, `buffer_count`, and `pipeline`; what is missing is left to
-        DeepSpeed.
+        Sections `zero` and `aio`, `buffer_count`, and `pipeline`; DeepSpeed chooses what is
+        missing.
     """
     offload = {"device": "nvme", "nvme_path": str(folder), "pin_memory": True}
     if "buffer_count" in tuning:
@@ -50,7 +50,7 @@ def configuration(folder: Path, tuning: dict) -> dict:
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,  # Its default is 1.
+        "gradient_clipping": 0.0,  # DeepSpeed's default is 1.
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW", "params": {**ADAM, "betas": list(ADAM["betas"])}},
         "zero_optimization": zero,
@@ -74,12 +74,12 @@ class Theirs:
         )
 
     def resume(self) -> int:
-        """Go on from the last save; 0 where there is none."""
+        """Resume from the last save; return 0 if there is none."""
         path, client = self._engine.load_checkpoint(str(self._saves))
         return 0 if path is None else client["steps"]
 
     def step(self, tokens: torch.Tensor) -> float:
-        """One step."""
+        """Take one step."""
         loss = self._engine(input_ids=tokens, labels=tokens).loss
         self._engine.backward(loss)
         self._engine.step()
@@ -96,7 +96,7 @@ class Theirs:
         )
 
     def buffer_bytes(self) -> int:
-        """Page-locked buffers that states pass through."""
+        """Return the bytes of page-locked buffers that states pass through."""
         pool = self._engine.optimizer.optimizer_swapper.swap_buffer_manager
         return sum(buffer.nbytes for buffer in pool.all_buffers)
 

@@ -16,12 +16,12 @@ SIZES = {
     "55M": (640, 1728, 11),
     "110M": (768, 2048, 16),
 }
-TOKENS = 256  # Of a step: one sequence.
+TOKENS = 256  # Tokens of a step: one sequence.
 ADAM = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
 def build_model(size: str) -> nn.Module:
-    """A Llama of bytes with random bf16 weights, the same in every process.
+    """Build a Llama of bytes with random bf16 weights, the same in every process.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def build_model(size: str) -> nn.Module:
         use_cache=False,
     )
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)  # No copy in fp32, which would be the peak.
+    torch.set_default_dtype(torch.bfloat16)  # Makes no copy in fp32, which would be the peak.
     try:
         return LlamaForCausalLM(config)
     finally:
@@ -49,7 +49,7 @@ def build_model(size: str) -> nn.Module:
 
 
 def batch(step: int) -> torch.Tensor:
-    """Bytes of English prose, the same for a step in every process."""
+    """Return bytes of English prose, the same for a step in every process."""
     text = "\n".join(pydoc_data.topics.topics.values()).encode()
     start = step * TOKENS % (len(text) - TOKENS)
     return torch.frombuffer(bytearray(text[start : start + TOKENS]), dtype=torch.uint8).long()[None]

@@ -1,11 +1,11 @@
-"""Seconds a step of the default beside native AdamW, and the first step, on wider models.
+"""Time a step and the first step of the default and of native AdamW, on wider models.
 
     python -m experiments.plan.beside_native            # writes beside_native.json, case by case
     python -m experiments.plan.beside_native --table    # prints it for the README
 
-Runs of native AdamW and of the default alternate, as a machine's speed drifts; each is a process of
-its own, 1,024 tokens a step but where the case says less, no throttled link, torch on every core.
-Needs a machine that does nothing else; the load is written down with each case.
+Runs of native AdamW and of the default alternate, because a machine's speed drifts. Each run is a
+separate process with torch on every core and no throttled link. A step has 1,024 tokens unless the
+case says less. Use a machine that does nothing else; each case records the load.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seconds(run: RunFolder) -> dict[str, float]:
 
 
 def measured(name: str, scratch: Path) -> dict:
-    """One case: every pair of runs, the median ratio, and the codec that the default took."""
+    """Measure one case: every pair of runs, the median ratio, and the codec of the default."""
     millions, dtype, tokens = CASES[name]
     model = scratch / f"model-{millions}"
     if not model.exists():
@@ -61,7 +61,7 @@ def measured(name: str, scratch: Path) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown: medians over the turns."""
+    """Format medians over the turns as Markdown."""
     lines = ["| case | codec | native, s a step | default, s a step | ratio | first step: native, "
              "default, s | load |", "|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in rows:
@@ -75,7 +75,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    """Measure the cases that are missing, or print what is there."""
+    """Measure the missing cases, or print the recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print beside_native.json")
     args = parser.parse_args()

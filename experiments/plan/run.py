@@ -3,8 +3,8 @@
     python -m experiments.plan.run             # writes results.json, case by case
     python -m experiments.plan.run --table     # prints it for the README
 
-Needs a machine that does nothing else: rates are measured for the plan, seconds in the run. The
-load is written down with each case.
+Use a machine that does nothing else: the plan measures rates, and the run measures seconds. Each
+case records the load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUANTITIES = ("device", "host", "pinned", "process")
 
 
 def measured(name: str, overrides: dict[str, object], scratch: Path) -> dict:
-    """One case: predicted and found, by quantity."""
+    """Measure one case; return predicted and found values by quantity."""
     plan = planned(CONFIG, overrides)
     run = train(CONFIG, scratch / "run", overrides, scratch / "log.txt")
     pairs = {q: [plan["peak_bytes"][q], run.peak_bytes(q)] for q in QUANTITIES}
@@ -41,7 +41,7 @@ def measured(name: str, overrides: dict[str, object], scratch: Path) -> dict:
 
 
 def cell(pair: list[float]) -> str:
-    """Found, and how far off the prediction was."""
+    """Format a found value and the error of its prediction."""
     predicted, found = pair
     if not found:
         return "0" if not predicted else f"0, {predicted} predicted"
@@ -50,7 +50,7 @@ def cell(pair: list[float]) -> str:
 
 
 def table(found: dict) -> str:
-    """Markdown."""
+    """Format the cases as Markdown."""
     columns = (*QUANTITIES, "seconds")
     lines = ["| case | " + " | ".join(columns) + " | load |", "|---|" + "---|" * 6]
     for row in found["rows"]:
@@ -60,7 +60,7 @@ def table(found: dict) -> str:
 
 
 def main() -> None:
-    """Measure the cases that are missing, or print what is there."""
+    """Measure the missing cases, or print the recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print results.json")
     args = parser.parse_args()

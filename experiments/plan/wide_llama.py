@@ -1,4 +1,4 @@
-"""Byte-level Llamas with random weights, wider and deeper than the quickstart's."""
+"""Write byte-level Llamas with random weights, wider and deeper than the quickstart's."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Does learning lower the bias of the paper's projectors on gradients that they have not seen?
+"""Measure whether learning lowers the bias of the paper's projectors on unseen gradients.
 
     python -m experiments.projectors.sparse_learned            # writes sparse_learned.json
     python -m experiments.projectors.sparse_learned --table    # prints it for the README
 
-Goes on from what is in the file.
+The script skips the rows that the file already has.
 
-Gradients are those of the quickstart model on prose. One, the mean over a few batches, is learned
-from; the others, of as many batches each, share no sequence with it or with one another. The
-product's optimizer learns and measures: gradients are given to its engine as calibration, and a
-threshold that no bias reaches turns a calibration into a measurement alone. Beside it: what theory
-has for random projectors, and the singular directions of the calibration gradient, which no pair of
-this core size can beat there.
+The gradients are those of the quickstart model on prose. The projectors learn from one gradient,
+the mean over a few batches. The other gradients, from as many batches each, share no sequence with
+it or with one another. The product's optimizer learns and measures: its engine receives the
+gradients as calibration, and a threshold that no bias reaches turns a calibration into a
+measurement alone. Two references stand beside the results: the theoretical bias of random
+projectors, and the singular directions of the calibration gradient, which no pair of this core size
+can beat there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from experiments.quickstart.run_folder import provenance
 
 RESULTS = Path(__file__).with_suffix(".json")
 MICRO_BATCH = 4
-HELD_OUT = 4  # Gradients.
+HELD_OUT = 4  # Held-out gradients.
 LEARN_STEPS = (0, 30, 100, 300)  # 0: the random pair; 100: the default.
 NNZ, SHARES, BATCHES = (4, 8), (2, 4), (1, 8)
 
@@ -40,7 +41,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def gradients(model: torch.nn.Module, batches: Batches, positions: range) -> Gradients:
-    """Mean over the batches at `positions`, by the name of the weight."""
+    """Return the mean gradients over the batches at `positions`, by the name of the weight."""
     model.zero_grad()
     for position in positions:
         loss = model(**batches[position].inputs, use_cache=False).loss
@@ -49,7 +50,7 @@ def gradients(model: torch.nn.Module, batches: Batches, positions: range) -> Gra
 
 
 def calibrate(optimizer: SubspaceAdamW, given: Gradients) -> dict[str, float]:
-    """Show every weight its gradient; the relative bias on it afterwards."""
+    """Give every weight its gradient as calibration; return the relative biases afterwards."""
     engine, biases = optimizer.engine, {}
     engine.begin_calibration()
     for index, weight in enumerate(optimizer.weights):
@@ -86,7 +87,7 @@ def orthonormal_bias(g: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> float
 
 
 def singular(d: int, known: Gradients, held_out: list[Gradients]) -> dict:
-    """The same with the leading d singular directions of each weight's gradient in `known`."""
+    """Measure the leading d singular directions of each weight's gradient in `known`."""
     pairs = {}
     for name, g in known.items():
         u, _, vt = torch.linalg.svd(g.double(), full_matrices=False)
@@ -104,13 +105,13 @@ def random_bias(m: int, n: int, d: int) -> float:
 
 
 def in_theory(d: int, known: Gradients) -> dict:
-    """The same for random pairs."""
+    """Compute the biases of random pairs."""
     biases = {name: random_bias(*g.shape, d) for name, g in known.items()}
     return {"calibration": biases, "held_out": [biases]}
 
 
 def run(rows: list[dict]) -> None:
-    """Measure the rows that are not there; the file is written after each."""
+    """Measure the missing rows; write the file after each."""
     model = load_model("quickstart")
     batches = Batches(load_text("prose").train, MICRO_BATCH, 0)
     width = model.config.hidden_size  # The smaller side of every weight: n of the paper's d.
@@ -140,26 +141,26 @@ def listed(biases: dict[str, float]) -> list[float]:
 
 
 def write(weights: list[str], rows: list[dict]) -> None:
-    """One line a row."""
+    """Write the file, one row a line."""
     lines = ",\n".join(map(json.dumps, rows))
     head = json.dumps({**provenance(), "weights": weights}, indent=1)
     RESULTS.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 def means(row: dict) -> tuple[float, list[float]]:
-    """Mean bias over weights: on the calibration gradient, and on each of those held out."""
+    """Return the mean bias over weights: on the calibration gradient, and on each held-out one."""
     return statistics.mean(row["calibration"]), [statistics.mean(of) for of in row["held_out"]]
 
 
 def cells(rows: list[dict]) -> list[str]:
-    """Calibration, held out; one number a row in each."""
+    """Format the calibration and held-out cells; one number for each row."""
     known = " / ".join(f"{means(row)[0]:.3f}" for row in rows)
     unseen = " / ".join(f"{statistics.mean(means(row)[1]):.3f}" for row in rows)
     return [known, unseen]
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown; learned pairs have a number for each of LEARN_STEPS."""
+    """Format the rows as Markdown; learned pairs have a number for each of LEARN_STEPS."""
     steps = " / ".join(map(str, LEARN_STEPS))
     lines = [f"| batches | d | pair | calibration, {steps} steps | held out, {steps} steps |",
              "|---|---|---|---|---|"]  # fmt: skip
@@ -172,12 +173,12 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    """Measure, or print what is there."""
+    """Measure, or print the recorded rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print sparse_learned.json")
     args = parser.parse_args()
     rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    torch.set_num_threads(1)  # Weights of this size gain nothing from a second one.
+    torch.set_num_threads(1)  # A second thread does not speed up weights of this size.
     if not args.table:
         run(rows)
     print(table(rows))

@@ -1,11 +1,11 @@
-"""Seconds to calibrate `svd` for one weight at f = 1/4, beside torch.svd_lowrank of the same rank.
+"""Time the calibration of `svd` for one weight at f = 1/4, and torch.svd_lowrank of the same rank.
 
     python -m experiments.projectors.svd_calibration           # writes svd_calibration.json
     python -m experiments.projectors.svd_calibration --table   # prints it for the README
 
-Both get the same random gradient. The product's optimizer is given it as calibration and measures
-the bias once after the fit. CPU seconds are those of all threads; where they are far less
-than the seconds, other programs held the processor. Goes on from what is in the file.
+Both get the same random gradient. The product's optimizer receives it as calibration, and measures
+the bias once after the fit. CPU seconds are those of all threads; where they are far below the
+seconds, other programs held the processor. The script skips the cases that the file already has.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from experiments.quickstart.run_folder import read_rows, write_rows
 RESULTS = Path(__file__).with_suffix(".json")
 SHAPES = ((1024, 1024), (4096, 4096), (4096, 11008))  # m x n of the weight.
 RATIO = 0.25
-EXTRA, POWERS = 8, 2  # Of the product's range finder, given to torch's too.
+EXTRA, POWERS = 8, 2  # Rounds of the product's range finder, given to torch's too.
 
 
 def timed(call: Callable[[], object]) -> list[float]:
-    """Seconds, and CPU seconds."""
+    """Return the seconds and CPU seconds of a call."""
     began, cpu_began = time.perf_counter(), time.process_time()
     call()
     return [time.perf_counter() - began, time.process_time() - cpu_began]
 
 
 def measured(m: int, n: int) -> dict[str, list[float]]:
-    """One calibration by the product and one torch.svd_lowrank."""
+    """Time one calibration by the product and one torch.svd_lowrank."""
     g = torch.randn(m, n)
     rank = min(m, n, round(RATIO * max(m, n)) + EXTRA)
     with SubspaceAdamW(nn.Linear(n, m, bias=False), codec="svd", ratio=RATIO,
@@ -50,14 +50,14 @@ def measured(m: int, n: int) -> dict[str, list[float]]:
 
 
 def processor() -> str:
-    """Kind and number of the processors."""
+    """Return kind and number of the processors."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown."""
+    """Format the rows as Markdown."""
     lines = ["| weight | threads | product, s (CPU s) | torch.svd_lowrank, s (CPU s) | load |",
              "|---|---|---|---|---|"]  # fmt: skip
     for row in rows:
@@ -68,7 +68,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    """Measure, or print what is there."""
+    """Measure, or print the recorded rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print svd_calibration.json")
     args = parser.parse_args()
@@ -79,7 +79,7 @@ def main() -> None:
         if args.table or any(key.items() <= row.items() for row in rows):
             continue
         torch.set_num_threads(threads)
-        measured(256, 256)  # What is made at the first use is not counted.
+        measured(256, 256)  # The first call pays for one-time work, so it does not count.
         rows.append({**key, "load": os.getloadavg()[0], **measured(m, n)})
         print(json.dumps(rows[-1]), flush=True)
         write_rows(RESULTS, rows, machine=processor(), torch=torch.__version__)

@@ -1,4 +1,4 @@
-"""Muon for the matrices of the base model, in fp32 and in batches of equal shapes.
+"""Train the base model's matrices with Muon, in fp32 and in batches of equal shapes.
 
 torch.optim.Muon orthogonalises in bf16, which is slow on processors without bf16 matrix
 instructions; here all matrices of one shape go through one batched fp32 product.

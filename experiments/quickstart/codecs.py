@@ -2,10 +2,10 @@
 
     python -m experiments.quickstart.codecs --seeds 3
 
-Every method gets the same number of learning rates on the first seed; its best one is then
-repeated on the others. Runs that are there already are read, not repeated, so a stopped sweep
-goes on. Writes codecs.json; `--table` prints it for the README. The link is not throttled, which
-changes no weight.
+Every method trains the same weights and gets the same number of learning rates on the first seed;
+its best rate is then repeated on the other seeds. Finished runs are read, not repeated, so you can
+stop a sweep and start it again. Writes codecs.json; `--table` prints it for the README. The link is
+not throttled, which changes no weight.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import yaml
 from experiments.quickstart.run_folder import REPOSITORY, RunFolder, provenance, train
 
 RESULTS = Path(__file__).parent / "codecs.json"
-# Multiples of the config's learning rate. The learned projector has no orthonormal columns and
-# with them no 1/f factor, so its rates are spread wider.
+# Multiples of the config's learning rate. The learned projector's columns are not orthonormal, so
+# its update has no 1/f factor, and its rates spread wider.
 MULTIPLES = {"native": (1, 0.5, 2), "block_random": (1, 2, 4), "sparse_learned": (4, 8, 2)}
 METHODS = {
     "native": {"kind": "native", "embeddings": "frozen"},
@@ -34,7 +34,7 @@ METHODS = {
 
 
 def losses(args: argparse.Namespace, method: str, multiple: float, seed: int) -> dict | None:
-    """Train, or read what was trained, and return the held-out losses."""
+    """Train, or read a finished run, and return the held-out losses."""
     config, out = args.config, args.out
     rate = yaml.safe_load(config.read_text())["train"]["lr"] * multiple
     name = f"{method}_x{multiple:g}_seed{seed}".replace(" ", "_").replace("=", "")
@@ -76,19 +76,19 @@ def sweep(args: argparse.Namespace) -> list[dict]:
 
 
 def best_points(points: list[dict], method: str) -> list[dict]:
-    """Points of the method's best rate, by the loss of the first seed."""
+    """Return the points of the method's best rate, by the loss of the first seed."""
     mine = [p for p in points if p["method"] == method]
     rate = min((p for p in mine if p["seed"] == 0), key=lambda p: p["after"])["lr"]
     return [p for p in mine if p["lr"] == rate]
 
 
 def gain(point: dict) -> float:
-    """Held-out loss that the run took off."""
+    """Return the reduction of the held-out loss in the run."""
     return point["before"] - point["after"]
 
 
 def table(points: list[dict]) -> str:
-    """Markdown: loss and kept share per method, mean and spread over seeds."""
+    """Format loss and kept share per method as Markdown, mean and spread over seeds."""
     native = {p["seed"]: p for p in best_points(points, "native")}
     rows = [
         "| method | lr | held-out loss | share of native's gain | seeds |",
@@ -104,14 +104,14 @@ def table(points: list[dict]) -> str:
 
 
 def main() -> None:
-    """Sweep, or print what is there."""
+    """Sweep, or print the recorded points."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/codecs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", type=int, default=3, help="learning rates a method, at most 3")
-    parser.add_argument("--no-train", action="store_true", help="just the runs that are there")
-    parser.add_argument("--only", default="", help="just train methods whose name has this in it")
+    parser.add_argument("--no-train", action="store_true", help="report finished runs only")
+    parser.add_argument("--only", default="", help="train only methods with this in their names")
     parser.add_argument("--table", action="store_true", help="print codecs.json as a table")
     args = parser.parse_args()
     points = json.loads(RESULTS.read_text())["points"] if args.table else sweep(args)

@@ -1,12 +1,12 @@
-"""The demo: one model, one throttled link, fine-tuned six ways; then a table and a picture.
+"""Run the demo: fine-tune one model over one throttled link in six ways; show table and picture.
 
     python -m experiments.quickstart.demo        (what `make demo` runs)
 
-First this machine's compute rate is measured, and the link is throttled to a laptop's ratio to it;
-`--link-gbps` fixes the link's rate instead. The ways take turns, a few steps at a time, so that a
-busy machine slows them alike. Every number of the table comes from the run folders that they have
-just written. Where there is a card that can be used, it computes, and each way that uses the link
-runs twice: over the card's own, and paced to a laptop's.
+First the demo measures this machine's compute rate, and throttles the link to a laptop's ratio of
+link to compute; `--link-gbps` fixes the link's rate instead. The ways take turns, a few steps at a
+time, so that a busy machine slows them alike. Every number of the table comes from the run folders
+that the ways have just written. If there is a usable card, it computes, and each way that uses the
+link runs twice: over the card's own link, and over a link paced to a laptop's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from experiments.quickstart.run_folder import REPOSITORY, RunFolder, provenance
 from experiments.quickstart.turn_ratio import TurnRatio, turn_ratio
 
 SPREAD = Path(__file__).with_name("native_spread.json")
-BUSY_SHARE = 0.05  # Others that keep a larger share of the cores busy are worth a warning.
+BUSY_SHARE = 0.05  # Warn when other programs keep a larger share of the cores busy.
 
 
 def mebibytes(count: float) -> str:
@@ -43,7 +43,7 @@ def mebibytes(count: float) -> str:
 def choose_link(
     config: Path, fixed_gbps: float | None, device: str | None = None
 ) -> dict[str, Any]:
-    """Measure a device, and take the link rate that follows from it, or the fixed one."""
+    """Measure a device, and return the link rate derived from it, or the fixed one."""
     compute = measured(config, device)
     derived = compute.pop("link_gbps")
     gbps = derived if fixed_gbps is None else fixed_gbps
@@ -59,12 +59,12 @@ def choose_link(
 
 
 def computes(link: dict[str, Any]) -> str:
-    """Name what the measured rate belongs to."""
+    """Name the device that the measured rate belongs to."""
     return "one core" if link["device"] == "host" else link["device"]
 
 
 def own_link(link: dict[str, Any]) -> str:
-    """Say what the link of a card gives; nothing of the host device, whose link is its memory."""
+    """Describe a card's link; return nothing for the host device, whose link is its memory."""
     if link["device"] == "host":
         return ""
     rates = link["own_link_gbps"]
@@ -72,7 +72,7 @@ def own_link(link: dict[str, Any]) -> str:
 
 
 def rates_line(link: dict[str, Any]) -> str:
-    """Say what was measured, and which rate follows."""
+    """State the measured rate, and the link rate that follows from it."""
     return (
         f"measured: {link['flop_per_s'] / 1e9:.3g} GFLOP/s on {computes(link)} in "
         f"{link['precision']}; {own_link(link)}"
@@ -82,7 +82,7 @@ def rates_line(link: dict[str, Any]) -> str:
 
 
 def stands_for(link: dict[str, Any]) -> str:
-    """Say for which tokens a step and which ratio of link to compute the table holds."""
+    """State the tokens a step and the ratio of link to compute that the table holds for."""
     which = "link" if link["device"] == "host" else "paced link"
     return (
         f"{link['tokens_per_step']:,} tokens a step; {which} {link['gbps']:.3g} GB/s, "
@@ -93,7 +93,7 @@ def stands_for(link: dict[str, Any]) -> str:
 
 
 def title_of(link: dict[str, Any]) -> str:
-    """Say what the table compares, and on which machine it stands for what."""
+    """Say what the table compares, and for which machine it stands."""
     over = (
         "the same model over the same link"
         if link["device"] == "host"
@@ -103,19 +103,19 @@ def title_of(link: dict[str, Any]) -> str:
 
 
 def ratios_of(runs: dict[str, RunFolder]) -> dict[str, TurnRatio]:
-    """The step time of each run over that of the first one, which is native's."""
+    """Return each run's step time over that of the first run, which is native's."""
     native = next(iter(runs.values())).rounds
     return {name: turn_ratio(run.rounds, native) for name, run in runs.items()}
 
 
 def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
-    """Build the table; the first run is what the others are measured against."""
+    """Build the table; the first run is the baseline of the others."""
     table = Table(
         title=title_of(link),
         box=box.SIMPLE_HEAD,
         padding=0,
         pad_edge=False,
-    )  # 80 columns hold it.
+    )  # Fits 80 columns.
     columns = ("", "s per\nstep", "of\nnative", "d2h\nMiB", "h2d\nMiB", "stall\n%", "device\nMiB",
                "host\nMiB", "pinned\nMiB", "loss\nbefore", "loss\nafter")  # fmt: skip
     for column in columns:
@@ -137,7 +137,7 @@ def table_of(runs: dict[str, RunFolder], link: dict[str, Any]) -> Table:
 
 
 def spread_line(runs: dict[str, RunFolder]) -> str:
-    """Say how far the ratio of each way is spread over the rounds."""
+    """Say how far the ratio of each way spreads over the rounds."""
     _, *others = ratios_of(runs).items()
     rounds = len(next(iter(runs.values())).rounds)
     return f"of native: median over {rounds} rounds; their middle half: " + ", ".join(
@@ -146,12 +146,12 @@ def spread_line(runs: dict[str, RunFolder]) -> str:
 
 
 def load_line(others_cores: list[float], cores: int) -> str:
-    """Say how busy others kept the machine, and which ratios that changes.
+    """Say how busy other programs kept the machine, and which ratios that changes.
 
     Parameters
     ----------
     others_cores : list of float
-        Cores that others kept busy in each round, on average.
+        Cores that other programs kept busy in each round, on average.
     """
     mean, most = statistics.fmean(others_cores), max(others_cores)
     said = (
@@ -167,12 +167,13 @@ def load_line(others_cores: list[float], cores: int) -> str:
 
 
 def kept_gain(runs: dict[str, RunFolder], spread: float) -> str:
-    """Say what each other run kept of native's gain in held-out loss, or that it is level.
+    """Say what share of native's gain in held-out loss each other run kept, or that it is level.
 
     Parameters
     ----------
     spread : float
-        How far apart native ends from starts that differ by rounding: less says nothing.
+        Distance between native's final losses from starts that differ by rounding. A smaller
+        difference means nothing.
     """
     (_, native), *others = runs.items()
     gain = native.loss_before - native.loss_after
@@ -190,7 +191,7 @@ def kept_gain(runs: dict[str, RunFolder], spread: float) -> str:
 
 
 def on_disk(runs: dict[str, RunFolder]) -> str:
-    """Say what sets the runs with states on disk apart from those above them."""
+    """Say how the runs with states on disk differ from those above them."""
     written = " and ".join(mebibytes(run.bytes_per_step("disk_written")) for run in runs.values())
     (whole, run), (codec, _) = runs.items()
     micro_batches = ON_DISK[codec][1]["train.accumulate"]
@@ -203,7 +204,7 @@ def on_disk(runs: dict[str, RunFolder]) -> str:
 
 
 def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure the machine, run all ways in turns, and return what demo.json is to say."""
+    """Measure the machine, run all ways in turns, and return the contents of demo.json."""
     console.rule("this machine")
     link = choose_link(args.config, args.link_gbps, device="auto")
     console.print(rates_line(link))
@@ -227,7 +228,7 @@ def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def folders(out: Path, link: dict[str, Any]) -> dict[str, RunFolder]:
-    """The run of each way."""
+    """Return the run of each way."""
     ways = ways_on(link["device"], link["gbps"])
     return {name: RunFolder(out / folder, TURN_STEPS) for name, (folder, _) in ways.items()}
 
@@ -237,9 +238,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/demo")
-    parser.add_argument("--steps", type=int, help="instead of the config's")
-    parser.add_argument("--link-gbps", type=float, help="instead of the rate derived here")
-    parser.add_argument("--show", action="store_true", help="table and picture of runs there are")
+    parser.add_argument("--steps", type=int, help="replaces the config's device")
+    parser.add_argument("--link-gbps", type=float, help="replaces the derived link rate")
+    parser.add_argument("--show", action="store_true", help="table and picture of finished runs")
     args = parser.parse_args()
     from experiments.quickstart.demo_picture import draw
 

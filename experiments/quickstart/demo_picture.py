@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 
 from experiments.quickstart.run_folder import RunFolder
 
-STEP = re.compile(r"step( \d+)?")  # Ranges that hold a whole step; they only say where to look.
+STEP = re.compile(r"step( \d+)?")  # Ranges that hold a whole step; they only limit the search.
 COLOURS = ("#4c566a", "#d08770", "#2e7d8c", "#8f6fa8")
 STALLED = "#d8dee9"  # The device waits.
 LANES = {"loop": "#4c566a", "device": "#2e7d8c", "d2h": "#d08770", "host": "#b48a00",
@@ -22,7 +22,7 @@ SMOOTHED = 12  # Steps in the running mean of the training loss.
 
 
 def rows_of(events: list[dict]) -> dict[int, str]:
-    """Map the row number of each lane to its name."""
+    """Map each lane's row number to its name."""
     return {
         e["tid"]: e["args"]["name"]
         for e in events
@@ -45,7 +45,7 @@ def clipped(event: dict, begin: float, end: float) -> tuple[float, float]:
 
 
 def label(axes, events: list[dict], begin: float, end: float, place: int) -> None:
-    """Write the names of those ranges that are wide enough to hold them."""
+    """Label the ranges that are wide enough for their names."""
     for event in events:
         first, length = clipped(event, begin, end)
         if length > 0.012 * len(event["name"]) * (end - begin) / 1e3:
@@ -81,7 +81,7 @@ def draw_timeline(axes, run: RunFolder, title: str) -> float:
 
 
 def running_mean(values: list[float]) -> list[float]:
-    """Mean over the last SMOOTHED values, fewer at the start."""
+    """Return the mean over the last SMOOTHED values, fewer at the start."""
     windows = (values[max(0, i + 1 - SMOOTHED) : i + 1] for i in range(len(values)))
     return [statistics.fmean(window) for window in windows]
 

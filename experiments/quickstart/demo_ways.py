@@ -1,4 +1,4 @@
-"""The ways of the demo: what each overrides in the quickstart's config, and its run folder."""
+"""List the demo's ways: their overrides of the quickstart's config, and their run folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FROZEN: Ways = {
     "native AdamW": ("native", NATIVE),
     "full gradients": ("barrier", BARRIER),
     "cores": ("cores", CORES),
-    "Sluiceway": ("sluiceway", {}),  # The default, which decides whether a core pays.
+    "Sluiceway": ("sluiceway", {}),  # The default options, which decide whether a core pays.
 }
 
 
@@ -42,19 +42,19 @@ ON_DISK: Ways = {
     "disk, codec": ("codec", difference("quickstart_offload_compressed")),
 }
 WAYS: Ways = {**FROZEN, **ON_DISK}
-LINKED = ("full gradients", "cores", *ON_DISK)  # Their steps send something over the link.
+LINKED = ("full gradients", "cores", *ON_DISK)  # Ways whose steps send something over the link.
 
 
 def paced(name: str) -> str:
-    """The name of a way over a card's link that is paced to a laptop's."""
+    """Name a way over a card's link that is paced to a laptop's."""
     return f"{name}, paced"
 
 
 def ways_on(device: str, gbps: float) -> Ways:
-    """The ways on a device, with overrides that are complete.
+    """Return the ways on a device, with complete overrides.
 
-    The link of the host device is throttled to a laptop's. A card has its own link, and each way
-    that uses the link is there once more, paced to a laptop's.
+    The link of the host device is throttled to a laptop's. A card has its own link; each way that
+    uses the link runs a second time, paced to a laptop's.
     """
     throttle = link_overrides(gbps)
     if device == "host":

@@ -1,12 +1,12 @@
-"""Training runs that take turns on one machine, so that a disturbance slows all of them alike.
+"""Let training runs take turns on one machine, so that a disturbance slows all of them alike.
 
-Every run is a process of its own, with its own model, optimizer, data position and generators. All
-are alive at once, and one at a time makes steps: a run pauses after every few steps until its next
-turn comes, so its losses are those of the run on its own. The order of the runs changes from round
-to round.
+Every run is a separate process, with its own model, optimizer, data position and generators. All
+runs are alive at once, and one at a time makes steps. A run pauses after every few steps until its
+next turn, so it has the same losses as the run on its own. The order of the runs changes from
+round to round.
 
 A figure of speed leaves out the first step of each turn: it starts with idle lanes and cold caches,
-and the lanes of the run before may still be at work.
+and the lanes of the previous run may still be at work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sluiceway.run.run_folder import RunFolder
 from experiments.quickstart.run_folder import REPOSITORY, as_override, clear
 
 TURN_STEPS = 5  # Divides the 60 steps between two evaluations of the quickstart.
-# Runs are forked from a process that has imported these and has asked for no card.
+# Runs are forked from a process that has imported these and has not touched a card.
 IMPORTED_ONCE = ["sluiceway.run.run", "transformers.models.llama.modeling_llama"]
 
 
@@ -36,11 +36,11 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Names of mallopt's parameters in gl
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what is freed, as the allocator of a card does.
+    """Let malloc keep freed memory, as the allocator of a card does.
 
-    By default it may return the gradients of each step to the system and fault them in again. How
-    much it returns depends on what the heap happens to look like, so that one process of a way
-    would take several percent more time than the next.
+    By default malloc may return the gradients of each step to the system and fault them in again.
+    The amount depends on the accidental layout of the heap, so one process of a way could take
+    several percent more time than the next.
     """
     mallopt = ctypes.CDLL(None).mallopt
     for parameter, size in ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 1 << 30)):
@@ -49,12 +49,12 @@ def keep_freed_memory() -> None:
 
 
 class PausingFolder(RunFolder):
-    """A run folder that calls `pause` with the step after each line of metrics."""
+    """Run folder that calls `pause` with the step after each line of metrics."""
 
     pause: Callable[[int], None]
 
     def append(self, line: dict[str, Any]) -> None:
-        """Write the line, then pause: the next step has not begun, and nobody times this."""
+        """Write the line, then pause; the next step has not begun, so the pause is in no timing."""
         super().append(line)
         self.pause(line["step"])
 
@@ -62,10 +62,10 @@ class PausingFolder(RunFolder):
 def _train(
     config: Path, folder: Path, settings: list[str], turn_steps: int, turns: Connection
 ) -> None:
-    """Do what `sluiceway train` does, and pause after each turn.
+    """Train as `sluiceway train` does, and pause after each turn.
 
-    A message to the conductor says whether the run is over, and which processor time, in seconds,
-    this process has used. Its answer lets the run go on.
+    A message to the conductor says whether the run is over, and how many processor seconds this
+    process has used. The conductor's answer lets the run continue.
     """
     with folder.with_suffix(".log").open("w") as log:
         os.dup2(log.fileno(), 1)
@@ -93,7 +93,7 @@ def _train(
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds of one turn: by the clock, of processors for the run, and of cores for anybody."""
+    """Seconds of one turn: wall clock, processor time of the run, and busy time of all cores."""
 
     clock: float
     own: float
@@ -101,9 +101,9 @@ class Turn:
 
 
 class TurnTaker:
-    """A run in a process of its own that makes steps during its turns only.
+    """Run in a separate process that makes steps during its turns only.
 
-    Starting it takes the run up to its first pause, which is before the first step.
+    Starting it takes the run up to its first pause, which comes before the first step.
     """
 
     def __init__(self, config: Path, folder: Path, overrides: Mapping[str, object]) -> None:
@@ -133,7 +133,7 @@ class TurnTaker:
         return Turn(clock, self._own_seconds - own, busy_seconds() - busy)
 
     def kill(self) -> None:
-        """End the process if it is still there, whatever it is doing."""
+        """End the process if it is still alive, at any point."""
         self._process.kill()
         self._process.join()
 
@@ -152,9 +152,10 @@ class TurnTaker:
 
 
 def busy_seconds() -> float:
-    """Seconds, since the machine started, that the cores this process may use were busy.
+    """Return the seconds since boot that the cores this process may use were busy.
 
-    The time of all cores is added up. Time that a hypervisor gave to others is busy time.
+    The seconds of all cores are added up. Time that a hypervisor gave to other machines counts as
+    busy.
     """
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = 0
@@ -167,9 +168,10 @@ def busy_seconds() -> float:
 
 
 def order_of(count: int, number: int) -> list[int]:
-    """The order in which runs take turns in a round: every other round is the one before backwards.
+    """Return the order in which runs take turns in a round; every other round goes backwards.
 
-    Then the order rotates. So a steady drift of the machine's speed favours no run.
+    After each pair of rounds the order rotates, so a steady drift of the machine's speed favours no
+    run.
     """
     rotated = [(place + number // 2) % count for place in range(count)]
     return rotated if number % 2 == 0 else rotated[::-1]
@@ -190,14 +192,14 @@ def take_turns(
     Parameters
     ----------
     ways : mapping of str to tuple of Path and mapping
-        The run folder of each way, and what it overrides in the config.
+        Run folder of each way, and its overrides of the config.
     tell : callable
-        Gets a line as each run starts and as each round ends.
+        Receives a line as each run starts and as each round ends.
 
     Returns
     -------
     list of float
-        How many cores others kept busy in each round, on average.
+        Cores that other programs kept busy in each round, on average.
     """
     runs: list[TurnTaker] = []
     loads: list[float] = []

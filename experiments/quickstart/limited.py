@@ -1,4 +1,4 @@
-"""Commands that end at a limit, whatever becomes of them, and leave their output in files."""
+"""Run commands that end at a time limit even if they hang, with their output in files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CUT = 124  # Exit status of a command that was cut at its limit, as of timeout(1).
+CUT = 124  # Exit status of a command that was cut at its limit, the same as timeout(1) gives.
 _LAST_WORDS_S = 2.0
 _LOOK_EVERY_S = 0.05
 _LINES_OF_A_LOG = 40
 
 
 class Limited:
-    """A command that has begun, with all processes that it starts in a group of its own.
+    """Running command, with all processes that it starts in one process group.
 
     Parameters
     ----------
     command : sequence of str
     log : pathlib.Path
-        Gets what the command prints, while it runs.
+        Receives the command's output while it runs.
     seconds : float
-        After them the group is ended. A Python process first writes to the log where each of its
-        threads is.
+        Time limit, after which the group is killed. A Python process first writes the position of
+        each of its threads to the log.
     """
 
     def __init__(self, command: Sequence[str], log: Path, seconds: float) -> None:
@@ -55,13 +55,13 @@ class Limited:
         status = self._process.returncode
         if status is None:
             return None
-        self.end()  # A process that it left behind may hold the card.
+        self.end()  # A process that the command left behind may hold the card.
         return status if status >= 0 else 128 - status
 
     def end(self) -> None:
-        """Kill what is left of the group."""
+        """Kill the rest of the group."""
         self._signal(signal.SIGKILL)
-        # A process in the middle of a call of the driver may take its time.
+        # A process in the middle of a driver call may need time to end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_S)
 
@@ -71,7 +71,7 @@ class Limited:
 
 
 def run_limited(command: Sequence[str], log: Path, seconds: float) -> int:
-    """Run a command for at most so long; returns its exit status, or `CUT`."""
+    """Run a command for at most `seconds`; return its exit status, or `CUT`."""
     running = Limited(command, log, seconds)
     try:
         while (status := running.poll()) is None:
@@ -82,7 +82,7 @@ def run_limited(command: Sequence[str], log: Path, seconds: float) -> int:
 
 
 def row_of(command: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Return what a command prints as its last JSON object.
+    """Return the last JSON object that a command prints.
 
     A command that fails or is cut gives a row with `failed`, and with the end of its output.
     """

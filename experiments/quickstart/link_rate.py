@@ -1,11 +1,11 @@
-"""Measure this machine's rate and print the link rate that keeps a laptop's ratio to it.
+"""Measure this machine's compute rate, and print the link rate that keeps a laptop's ratio to it.
 
-Forward and backward, on one core or on a card, in the precision that runs of the quickstart take.
+Measures forward and backward on one core or on a card, in the precision of the quickstart's runs.
 
     python -m experiments.quickstart.link_rate
 
-The formula and the card's numbers are in configs/quickstart.yaml. The demo asks in a process of
-its own, as the measurement binds itself to one core.
+The formula and the card's numbers are in configs/quickstart.yaml. The demo runs this script as a
+separate process, because the measurement binds itself to one core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CARD_LINK_GBPS = 12.0
 CARD_FLOP_PER_S = 14.6e12
 CARD_TOKENS = 1024
-LINK_BYTES = 64 << 20  # Of the copies that say what a link gives without a throttle.
+LINK_BYTES = 64 << 20  # Bytes and repeats of the copies that measure an unthrottled link.
 
 
 def derived_link_gbps(flop_per_s: float, tokens_per_step: int) -> float:
@@ -38,7 +38,7 @@ def derived_link_gbps(flop_per_s: float, tokens_per_step: int) -> float:
 
 
 def flop_per_token(model: torch.nn.Module, length: int) -> float:
-    """Six operations per weight of a product, and the two products of causal attention."""
+    """Count six operations per weight of a product, and the two products of causal attention."""
     import torch
 
     config = model.config
@@ -52,7 +52,7 @@ def step_seconds(
 ) -> float:
     """Median seconds of a forward and backward.
 
-    On the host device they are processor seconds of one thread, as others may run beside.
+    On the host device these are processor seconds of one thread, since other programs may run.
     """
     import torch
 
@@ -80,12 +80,12 @@ def step_seconds(
 
 
 def measure(path: Path, repeats: int, device: str | None = None) -> dict[str, Any]:
-    """Compute rate of this machine on a config's micro-batches, and the link rate it asks for.
+    """Measure this machine's compute rate on a config's micro-batches; derive the link rate.
 
     Parameters
     ----------
     device : str, optional
-        Takes the place of the config's device.name.
+        Replaces the config's device.name.
     """
     import torch
     from sluiceway.config.file import load_config
@@ -132,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--device", help="auto, host or cuda:N, instead of the config's")
+    parser.add_argument("--device", help="auto, host or cuda:N; replaces the config's")
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -1,13 +1,13 @@
-"""Step time over link rates: Sluiceway, full-gradient offload with barriers, and native.
+"""Measure step time over link rates: Sluiceway, full-gradient offload with barriers, and native.
 
     python -m experiments.quickstart.link_sweep
 
-Cores are pinned as the config says: torch and the device streams on one, link and host lanes on
-the other, native on the same one core. The ways take turns (A B C A B C ...), so a disturbance
-hits all of them. At the config's own link rate every way runs `--rounds` times. Then block_random
-and full gradients run at multiples of that rate, to find the rate at which the full gradients catch
-up; and native and svd at more tokens a step, as dense projectors cost the same for any number of
-tokens. Writes link_sweep.json; `--table` prints it for the README.
+Cores are pinned as the config says: torch, the device streams and native on one, link and host
+lanes on the other. The ways take turns (A B C A B C ...), so a disturbance hits all of them. At the
+config's own link rate every way runs `--rounds` times. Then block_random and full gradients run at
+multiples of that rate, to find the rate at which full gradients catch up. Last, native and svd run
+with more tokens a step, since dense projectors cost the same for any number of tokens. Writes
+link_sweep.json; `--table` prints it for the README.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAYS = {
 }
 SWEPT = ("block_random + residual", "full gradients, barriers")
 MULTIPLES = (0.25, 0.5, 2, 4, 8, 32)
-BATCHES = (8, 16, 32)  # Sequences a step, beside the config's 4.
+BATCHES = (8, 16, 32)  # Sequences a step; the config has 4.
 
 
 def measure(args: argparse.Namespace, way: str, gbps: float, batch: int, turn: int) -> dict:
@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace, way: str, gbps: float, batch: int, turn: i
 
 
 def median_seconds(points: list[dict], way: str, gbps: float) -> float:
-    """Median over the turns of a way's step time at a link rate and the config's batch."""
+    """Return the median over turns of a way's step time, at a link rate and the config's batch."""
     batch = min(p["batch"] for p in points)
     chosen = (way, gbps, batch)
     return statistics.median(
@@ -62,9 +62,10 @@ def median_seconds(points: list[dict], way: str, gbps: float) -> float:
 
 
 def crossover(points: list[dict]) -> float | None:
-    """Link rate at which full-gradient offload is as fast as the subspace; None: not in range.
+    """Return the link rate at which full-gradient offload is as fast as the subspace, or None.
 
-    Interpolates the ratio of step times linearly in the logarithm of the rate.
+    Interpolates the ratio of step times linearly in the logarithm of the rate. None means that the
+    sweep does not reach such a rate.
     """
     rates = sorted({p["gbps"] for p in points if p["way"] in SWEPT})
     ratios = [median_seconds(points, SWEPT[1], r) / median_seconds(points, SWEPT[0], r)
@@ -78,7 +79,7 @@ def crossover(points: list[dict]) -> float | None:
 
 
 def ratios_to_native(points: list[dict], way: str, batch: int, gbps: float) -> list[float]:
-    """One a turn."""
+    """Return the ratio to native in each turn."""
 
     def seconds(name: str) -> dict[int, float]:
         return {p["turn"]: p["seconds"] for p in points
@@ -89,7 +90,7 @@ def ratios_to_native(points: list[dict], way: str, batch: int, gbps: float) -> l
 
 
 def table(result: dict) -> str:
-    """Markdown: ratios to native per turn at the config's rate, then the sweeps."""
+    """Format ratios to native per turn at the config's rate, then the sweeps, as Markdown."""
     points, base = result["points"], result["base_gbps"]
     smallest = min(p["batch"] for p in points)
     rows = ["| way | ratio to native, median (spread over turns) | stall share |", "|---|---|---|"]
@@ -138,7 +139,7 @@ def sweep(args: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    """Sweep, or print what is there."""
+    """Sweep, or print the recorded points."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/link_sweep")

@@ -2,8 +2,8 @@
 
     python -m experiments.quickstart.native_lr
 
-Same model, text, steps, batch, schedule and clipping as configs/quickstart.yaml, the embedding
-frozen as in the demo; nothing of the engine takes part. Writes native_lr.json.
+Uses the model, text, steps, batch, schedule and clipping of configs/quickstart.yaml, with the
+embedding frozen as in the demo, and no part of the engine. Writes native_lr.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).parent / "native_lr.json"
 
 @torch.no_grad()
 def mean_loss(model: torch.nn.Module, held_out: Sequences) -> float:
-    """Mean loss of every held-out byte that is predicted."""
+    """Return the mean loss of every predicted held-out byte."""
     total, count = 0.0, 0
     for batch in in_order(held_out, 16):
         total += model(**batch.inputs, use_cache=False).loss.item() * batch.learned
@@ -43,7 +43,7 @@ def rate_factor(step: int, steps: int, warmup: int) -> float:
 
 
 def fine_tune(config: Config, rate: float, train: Sequences, held_out: Sequences) -> dict:
-    """One run; returns the losses before and after."""
+    """Make one run; return the losses before and after."""
     settings = config.train
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
     model.get_input_embeddings().weight.requires_grad_(False)
@@ -62,7 +62,7 @@ def fine_tune(config: Config, rate: float, train: Sequences, held_out: Sequences
 
 
 def main() -> None:
-    """Try each rate and say which is best."""
+    """Try each rate, and print the best."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3, 4e-3])

@@ -1,10 +1,11 @@
 """Spread of native AdamW's final losses from starts that differ only by rounding.
 
-    python -m experiments.quickstart.native_spread        # goes on from what native_spread.json has
+    python -m experiments.quickstart.native_spread     # skips the runs in native_spread.json
 
-Each start is the model's weights in f32, times 1 + 1e-7 z with z normal; the first is as it is. The
-runs are those of configs/quickstart.yaml with native AdamW. Losses do not depend on how busy the
-machine is. The demo calls two results level that are no farther apart than these.
+Each start is the model's weights in f32, times 1 + 1e-7 z with z normal; the first start is the
+model unchanged. The runs are those of configs/quickstart.yaml with native AdamW. Losses do not
+depend on how busy the machine is. The demo calls two results level if they are no farther apart
+than these.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RELATIVE = 1e-7
 
 
 def write_start(folder: Path, seed: int) -> Path:
-    """A copy of the model whose weights differ by rounding; seed 0: by nothing."""
+    """Copy the model with weights that differ by rounding; seed 0 changes nothing."""
     shutil.copytree(MODEL, folder)
     random = torch.Generator().manual_seed(seed)
     weights = {name: w.float() for name, w in load_file(MODEL / "model.safetensors").items()}
@@ -40,7 +41,7 @@ def write_start(folder: Path, seed: int) -> Path:
 
 
 def ended(seed: int) -> dict[str, float]:
-    """Held-out losses of one run."""
+    """Return the held-out losses of one run."""
     with tempfile.TemporaryDirectory() as scratch:
         start = write_start(Path(scratch) / "model", seed)
         own = {**NATIVE, "model.path": start, "train.eval_every": 0}
@@ -49,7 +50,7 @@ def ended(seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the starts that are missing, and write after each."""
+    """Run the missing starts, and write after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--starts", type=int, default=8)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Start a run through the command line, and read the files that a run folder promises."""
+"""Start a run through the command line, and read the files of a run folder."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from sluiceway.base.atomic import replace_file
 from sluiceway.base.exit_codes import REFUSED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-UNKNOWN = "unknown"  # A commit, without repository and SLUICEWAY_COMMIT.
-WARMUP_STEPS = 3  # The first steps allocate; they are not part of a median.
+UNKNOWN = "unknown"  # Stands for the commit without a repository and without SLUICEWAY_COMMIT.
+WARMUP_STEPS = 3  # The first steps allocate, so medians leave them out.
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One finished run: `metrics.jsonl`, `summary.json` and `trace.json` of a folder.
+    """Finished run: `metrics.jsonl`, `summary.json` and `trace.json` of a folder.
 
-    Figures of speed leave out the first steps, and the first one of each turn.
+    Figures of speed leave out the first steps, and the first step of each turn.
     """
 
     path: Path
-    turn_steps: int | None = None  # Steps of a turn, of a run that took turns with others.
+    turn_steps: int | None = None  # Steps of a turn, if the run took turns with others.
 
     @cached_property
     def lines(self) -> list[dict]:
-        """Every line of metrics.jsonl."""
+        """Return every line of metrics.jsonl."""
         return [json.loads(line) for line in (self.path / "metrics.jsonl").open()]
 
     @cached_property
     def summary(self) -> dict:
-        """The contents of summary.json."""
+        """Return the contents of summary.json."""
         return json.loads((self.path / "summary.json").read_text())
 
     @property
@@ -49,12 +49,12 @@ class RunFolder:
 
     @cached_property
     def steps(self) -> list[dict]:
-        """The lines that are steps; a line before the first step only carries a loss."""
+        """Return the lines that are steps; a line before the first step only carries a loss."""
         return [line for line in self.lines if line["step"] > 0 and line.get("seconds")]
 
     @property
     def timed(self) -> list[dict]:
-        """The steps after the warm-up, without those that begin a turn."""
+        """Return the steps after the warm-up, without those that begin a turn."""
         late = self.steps[WARMUP_STEPS:] or self.steps
         if self.turn_steps is None:
             return late
@@ -62,9 +62,9 @@ class RunFolder:
 
     @property
     def rounds(self) -> dict[int, list[float]]:
-        """Seconds of the timed steps by the round, from 0, that a run in turns made them in."""
+        """Return the seconds of timed steps by round, from 0; only for a run that took turns."""
         if self.turn_steps is None:
-            raise ValueError(f"{self.path}: rounds are those of a run that took turns")
+            raise ValueError(f"{self.path}: only a run that took turns has rounds")
         rounds: dict[int, list[float]] = {}
         for line in self.timed:
             rounds.setdefault((line["step"] - 1) // self.turn_steps, []).append(line["seconds"])
@@ -72,31 +72,31 @@ class RunFolder:
 
     @property
     def step_seconds(self) -> float:
-        """Median seconds of a step."""
+        """Return the median seconds of a step."""
         return statistics.median(line["seconds"] for line in self.timed)
 
     @property
     def stall_share(self) -> float:
-        """Share of the step time in which the device had nothing to run."""
+        """Return the share of the step time in which the device had nothing to run."""
         whole = sum(line["seconds"] for line in self.timed)
         return sum(line.get("stall_seconds") or 0.0 for line in self.timed) / whole
 
     def bytes_per_step(self, link: str) -> float:
-        """Median bytes that crossed `link` (d2h or h2d) in a step."""
+        """Return the median bytes that crossed `link` (d2h or h2d) in a step."""
         return statistics.median((line.get("bytes") or {}).get(link, 0) for line in self.timed)
 
     def peak_bytes(self, tier: str) -> int:
-        """Most bytes a tier (device, host, pinned, process) ever held."""
+        """Return the most bytes that a tier (device, host, pinned, process) ever held."""
         return max((line.get("peak_bytes") or {}).get(tier, 0) for line in self.steps)
 
     @property
     def evals(self) -> list[tuple[int, float]]:
-        """(step, held-out loss) wherever it was measured, in order."""
+        """Return (step, held-out loss) of every evaluation, in order."""
         return [(x["step"], x["eval_loss"]) for x in self.lines if x.get("eval_loss") is not None]
 
     @property
     def loss_before(self) -> float:
-        """Held-out loss before the first step."""
+        """Return the held-out loss before the first step."""
         step, loss = self.evals[0]
         if step != 0:
             raise ValueError(f"{self.path}: first held-out loss is of step {step}, expected 0")
@@ -104,12 +104,12 @@ class RunFolder:
 
     @property
     def loss_after(self) -> float:
-        """Held-out loss after the last step."""
+        """Return the held-out loss after the last step."""
         return self.evals[-1][1]
 
     @cached_property
     def trace_events(self) -> list[dict]:
-        """The events of trace.json."""
+        """Return the events of trace.json."""
         trace = json.loads((self.path / "trace.json").read_text())
         return trace["traceEvents"] if isinstance(trace, dict) else trace
 
@@ -138,7 +138,7 @@ def planned(config: Path, overrides: Mapping[str, object]) -> dict:
 
 
 def clear(folder: Path) -> None:
-    """Remove an earlier run; a folder that holds something else stays."""
+    """Remove an earlier run; a folder that holds anything else stays."""
     if (folder / "config.yaml").exists():
         shutil.rmtree(folder)
 
@@ -146,7 +146,7 @@ def clear(folder: Path) -> None:
 def train_command(
     config: Path, folder: Path, overrides: Mapping[str, object], python: str = sys.executable
 ) -> list[str]:
-    """`sluiceway train` as a command; an earlier run in the folder is removed first."""
+    """Return `sluiceway train` as a command, after removing an earlier run in the folder."""
     clear(folder)
     command = [python, "-m", "sluiceway", "train", str(config), "--out", str(folder)]
     for key, value in overrides.items():
@@ -166,8 +166,8 @@ def train(
 ) -> RunFolder:
     """Run `sluiceway train` in its own process; with `log` its output goes there.
 
-    A folder that holds an earlier run is replaced. `python`, `checkout` and `environment` are those
-    of the package to run; paths of the config are relative to `checkout`.
+    The run replaces an earlier run in the folder. `python`, `checkout` and `environment` belong to
+    the package to run; paths in the config are relative to `checkout`.
     """
     command = train_command(config, folder, overrides, python)
     if log is None:
@@ -182,9 +182,10 @@ def train(
 
 
 def provenance() -> dict[str, str]:
-    """Commit and command that a JSON file of results names.
+    """Return the commit and command that a JSON file of results names.
 
-    SLUICEWAY_COMMIT says the commit where there is no repository, or where a caller has looked.
+    SLUICEWAY_COMMIT gives the commit where there is no repository, or where a caller has looked it
+    up.
     """
     spec = sys.modules["__main__"].__spec__  # None for a script that Python got by its path.
     program = ["-m", spec.name] if spec else sys.argv[:1]
@@ -192,7 +193,7 @@ def provenance() -> dict[str, str]:
 
 
 def commit_here() -> str:
-    """The commit that is checked out, or `UNKNOWN`."""
+    """Return the commit that is checked out, or `UNKNOWN`."""
     if said := os.environ.get("SLUICEWAY_COMMIT"):
         return said
     done = subprocess.run(
@@ -202,7 +203,7 @@ def commit_here() -> str:
 
 
 def check_commit(path: Path) -> None:
-    """Refuse to go on with a file of another commit: rows of two are never mixed."""
+    """Exit if the file is of another commit; a file never mixes rows of two commits."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return
@@ -214,14 +215,15 @@ def check_commit(path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The cases that a file of results has so far."""
+    """Return the cases that a file of results has so far."""
     return json.loads(path.read_text()).get("rows", []) if path.exists() else []
 
 
 def write_rows(path: Path, rows: list[dict], **more: object) -> None:
-    """Write the cases that were measured, with commit and command, and `more` of the script's.
+    """Write the measured cases, with commit and command, and the script's `more` fields.
 
-    A reader, or the one who goes on after a kill, finds all of the file or the one before.
+    The file is replaced atomically, so a reader, or a script restarted after a kill, finds either
+    the whole file or the previous one.
     """
     text = json.dumps({**provenance(), **more, "rows": rows}, indent=1) + "\n"
     replace_file(path, text.encode())

@@ -1,8 +1,8 @@
 """The base model's text: the source of the Python standard library, split by file.
 
-Left out by construction: `pydoc_data` (the demo fine-tunes on its text), `test`, `idlelib`, every
-folder called test or tests, and each file that shares a run of SHINGLE_WORDS words with the
-fine-tuning text (some docstrings repeat sentences of the reference manual).
+The split leaves out `pydoc_data` (the demo fine-tunes on its text), `test`, `idlelib`, every folder
+called test or tests, and each file that shares a run of SHINGLE_WORDS words with the fine-tuning
+text (some docstrings repeat sentences of the reference manual).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Corpus:
 
     train_files: tuple[str, ...]
     held_out_files: tuple[str, ...]
-    shared_files: tuple[str, ...]  # Left out because they share a run of words with the topics.
+    shared_files: tuple[str, ...]  # Left out for sharing a run of words with the topics.
     train: np.ndarray  # int64; bytes of the files, END_OF_TEXT_ID after each.
     held_out: np.ndarray
 
@@ -47,14 +47,14 @@ def candidate_files(root: Path) -> list[Path]:
 
 
 def shingles(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield every run of SHINGLE_WORDS words; layout, case and punctuation do not count."""
+    """Yield every run of SHINGLE_WORDS words; layout, case and punctuation are ignored."""
     words = re.findall(r"\w+", text.lower())
     for start in range(len(words) - SHINGLE_WORDS + 1):
         yield tuple(words[start : start + SHINGLE_WORDS])
 
 
 def fine_tuning_shingles() -> frozenset[tuple[str, ...]]:
-    """Return the runs of words of the text that the demo fine-tunes on."""
+    """Return the runs of words in the demo's fine-tuning text."""
     from pydoc_data.topics import topics
 
     return frozenset(run for text in topics.values() for run in shingles(text))

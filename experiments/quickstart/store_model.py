@@ -57,7 +57,7 @@ TIMED = (
 
 def card(corpus: Corpus, final: dict, losses: tuple[float, float], parameters: int,
          shape: LlamaConfig, out: Path) -> str:  # fmt: skip
-    """Fill the card with what was counted and measured."""
+    """Fill the card with the counts and measurements."""
     arguments = final["arguments"]
     counted = arguments["steps"] != "0"
     return CARD.format(
@@ -91,7 +91,7 @@ def card(corpus: Corpus, final: dict, losses: tuple[float, float], parameters: i
 
 
 def main() -> None:
-    """Round, store, load again, measure, describe."""
+    """Round, store, load again, evaluate, write the card."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, default=Path("runs/base"))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")

@@ -6,7 +6,7 @@
 The learning rate warms up and then falls to zero over the budget, in minutes of training or in
 steps (`--steps`, which gives the same weights on every run with one thread). The best weights so
 far on the held-out files are always in OUT/best.pt, and the last state in OUT/state.pt
-(`--resume` goes on from it).
+(`--resume` continues from it).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from experiments.quickstart.byte_tokenizer import END_OF_TEXT_ID, VOCABULARY_SIZ
 from experiments.quickstart.stdlib_corpus import load_corpus
 
 CONTEXT = 512
-SHORT = 256  # Length of the windows until --long-from; they are cheaper.
+SHORT = 256  # Length of the windows until --long-from; short windows are cheaper.
 
 
 def shape_of(layers: int, inner: int) -> LlamaConfig:
-    """Config of a base model: 4 layers of 640 for the quickstart, 3.0 M weights in the blocks."""
+    """Return a base model's config: the quickstart has 4 layers of 640, 3.0 M block weights."""
     return LlamaConfig(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=256,
@@ -54,7 +54,7 @@ class Progress:
     """Progress of the run, saved with the weights so that a stopped run can continue."""
 
     step: int = 0
-    seconds: float = 0.0  # Of training alone, without evaluation.
+    seconds: float = 0.0  # Training time, without evaluation.
     tokens: int = 0
     smoothed: float = math.nan
     best: float = math.inf
@@ -69,7 +69,7 @@ class Progress:
 
 
 def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean next-byte cross entropy in nats of sequences [count, length + 1]."""
+    """Return the mean next-byte cross entropy in nats of sequences [count, length + 1]."""
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
@@ -78,7 +78,7 @@ def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def held_out_loss(
     model: torch.nn.Module, stream: torch.Tensor, length: int, limit: int | None = None
 ) -> float:
-    """Mean loss over non-overlapping windows; `limit` takes about that many, evenly spread."""
+    """Mean loss over non-overlapping windows, or over about `limit` of them, evenly spread."""
     count = (len(stream) - 1) // length
     rows = range(0, count, 1 if limit is None else max(1, count // limit))
     windows = torch.stack([stream[r * length : (r + 1) * length + 1] for r in rows])
@@ -89,7 +89,7 @@ def held_out_loss(
 
 
 def optimizers_for(model: torch.nn.Module, args: argparse.Namespace) -> list:
-    """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
+    """Return Muon for the matrices inside the layers, and AdamW for the embedding and the norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -105,7 +105,7 @@ def rate_factor(fraction: float, warmup: float = 0.01) -> float:
 
 
 def window_batch(stream: torch.Tensor, step: int, length: int, args) -> torch.Tensor:
-    """Random windows of the training text, the same for the same step and seed."""
+    """Draw random windows of the training text, the same for the same step and seed."""
     generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
     count = args.batch_tokens // length
     starts = torch.randint(len(stream) - length - 1, (count,), generator=generator)
@@ -113,7 +113,7 @@ def window_batch(stream: torch.Tensor, step: int, length: int, args) -> torch.Te
 
 
 def one_step(model, optimizers: list, batch: torch.Tensor) -> float:
-    """Forward, backward, clip, update; returns the loss."""
+    """Run forward, backward, clip and update; return the loss."""
     loss = loss_of(model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -124,7 +124,7 @@ def one_step(model, optimizers: list, batch: torch.Tensor) -> float:
 
 
 def save(model, optimizers: list, progress: Progress, path: Path) -> None:
-    """Write what `--resume` reads; the rename makes the file whole or absent."""
+    """Write the file that `--resume` reads; the rename makes it whole or absent."""
     partial = path.with_suffix(".tmp")
     states = [optimizer.state_dict() for optimizer in optimizers]
     torch.save({"model": model.state_dict(), "optimizers": states, "progress": vars(progress)},
@@ -133,7 +133,7 @@ def save(model, optimizers: list, progress: Progress, path: Path) -> None:
 
 
 def resume(model, optimizers: list, path: Path) -> Progress:
-    """Load what `save` wrote."""
+    """Load a file of `save`."""
     saved = torch.load(path, weights_only=True)
     model.load_state_dict(saved["model"])
     for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
@@ -142,7 +142,7 @@ def resume(model, optimizers: list, path: Path) -> Progress:
 
 
 def report(model, optimizers: list, held_out: torch.Tensor, progress: Progress, out: Path) -> None:
-    """Measure on a fixed part of the held-out files, print a line, save what is best."""
+    """Evaluate on a fixed part of the held-out files, print a line, save the best weights."""
     value = held_out_loss(model, held_out, SHORT, limit=64)
     progress.evals.append([progress.step, progress.seconds, progress.smoothed, value])
     if value < progress.best:
@@ -179,7 +179,7 @@ def train(args: argparse.Namespace) -> None:
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * rate_factor(done)
-        # Positions beyond SHORT are learned in the last part.
+        # The model learns positions beyond SHORT in the last part.
         length = CONTEXT if done > args.long_from else SHORT
         batch = window_batch(stream, progress.step, length, args)
         loss = one_step(model, optimizers, batch)
@@ -199,7 +199,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/base"))
     parser.add_argument("--minutes", type=float, default=43.0)
-    parser.add_argument("--steps", type=int, default=0, help="instead of minutes")
+    parser.add_argument("--steps", type=int, default=0, help="replaces --minutes")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--inner", type=int, default=640, help="width inside a layer's MLP")
     parser.add_argument("--muon-lr", type=float, default=0.01)

@@ -1,8 +1,8 @@
-"""Compare the step times of runs that took turns with native's.
+"""Compare the step times of runs that took turns with those of native.
 
-The median of its steps stands for a turn. A round holds one turn of every way, so what slows a
-whole round cancels in its ratio. What slows a turn or two spoils one round of many, which the
-median over rounds ignores.
+The median of its steps stands for a turn. A round holds one turn of every way, so a disturbance of
+a whole round cancels in its ratio. A disturbance of a turn or two spoils one round of many, which
+the median over rounds ignores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Differences of held-out losses, paired by seed, and how sure they are."""
+"""Compute differences of held-out losses, paired by seed, with their errors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from experiments.fidelity.stages import Found
 from experiments.fidelity.tables import shares
 from experiments.regimes.fine_tunes import Run
 
-# Standard errors beyond which Student's t is in one of twenty, by degrees of freedom.
+# Student's t at 95 %, in standard errors, by degrees of freedom.
 SURE = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean over pairs; negative where the first is better."""
+    """A mean over pairs; negative if the first of each pair is better."""
 
     mean: float
-    error: float | None  # Its standard error; None of one pair.
+    error: float | None  # Standard error of the mean; None for one pair.
     pairs: int
 
     @property
@@ -29,17 +29,17 @@ class Difference:
 
     @property
     def margin(self) -> float:
-        """Half of the interval that holds 95 %; 0 of one pair."""
+        """Half of the interval that holds 95 %; 0 for one pair."""
         return SURE[self.pairs - 1] * self.error if self.error is not None else 0.0
 
 
 def paired(found: Found, mine: list[Run], theirs: list[Run]) -> Difference | None:
-    """Loss of `mine` less that of `theirs`, seed by seed; None where a run is missing.
+    """Loss of `mine` less that of `theirs`, seed by seed; None while a run is missing.
 
     Raises
     ------
     ValueError
-        Two of a pair had another start, order of the text, or held-out text.
+        The runs of a pair had different starts, text orders or held-out texts.
     """
     values = paired_values(found, mine, theirs)
     return None if values is None else difference(values)
@@ -63,7 +63,7 @@ def paired_values(found: Found, mine: list[Run], theirs: list[Run]) -> list[floa
 
 
 def difference(values: list[float]) -> Difference:
-    """Mean and standard error; a run that diverged is infinitely worse."""
+    """Mean and standard error of the values; a run that diverged is infinitely worse."""
     if not all(map(math.isfinite, values)):
         return Difference(next(v for v in values if not math.isfinite(v)), None, len(values))
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
@@ -75,8 +75,9 @@ def worth_in_steps(
 ) -> Difference | None:
     """Further steps that `theirs` needs to be as low as `mine`, by the slope to `longer`.
 
-    The ratio of two means of pairs, gain of `mine` over gain of `longer`; its error by the delta
-    method, with the covariance of the two. None where a run is missing. Raises as paired() does.
+    The result is a ratio of two paired means, the gain of `mine` over the gain of `longer`. The
+    delta method gives its error, with the covariance of the two. None while a run is missing.
+    Raises as paired() does.
     """
     gains, more = (paired_values(found, theirs, runs) for runs in (mine, longer))
     if gains is None or more is None:
@@ -89,7 +90,7 @@ def worth_in_steps(
 
 
 def share(found: Found, mine: list[Run], native: list[Run]) -> float | None:
-    """Mean over seeds of a gain over that of `native`; None where a run is missing."""
+    """Mean over seeds of a gain divided by that of `native`; None while a run is missing."""
     if not all(map(found.has, [*mine, *native])):
         return None
     return statistics.fmean(shares(found, mine, native))

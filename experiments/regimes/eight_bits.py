@@ -1,7 +1,7 @@
-"""Numbers kept in 8 bits each: a sign and 127 squares, with the largest of each block beside them.
+"""Keep numbers in 8 bits each: a sign and 127 squares, with the largest of each block beside them.
 
-A moment that is averaged over steps loses what is small where levels are evenly spaced; squares of
-evenly spaced ones are dense near zero. The levels are not those of any other 8-bit optimizer.
+With evenly spaced levels, a moment that is averaged over steps loses its small values. Squares of
+evenly spaced levels are dense near zero. No other 8-bit optimizer has the same levels.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _LEVELS = 127
 
 
 class EightBits:
-    """A tensor that was rounded to nearest, on the scale of the roots.
+    """A tensor rounded to the nearest level, on the scale of square roots.
 
     Parameters
     ----------
     x : torch.Tensor
-        Of any shape; what is smaller than 1.6e-5 of the largest of its block may become 0.
+        Tensor of any shape; values below 1.6e-5 of the largest in their block may become 0.
     """
 
     def __init__(self, x: torch.Tensor) -> None:

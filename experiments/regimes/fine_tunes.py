@@ -1,8 +1,9 @@
-"""One fine-tune of the regimes: what is asked for, and the row that comes of it.
+"""Define a fine-tune of the regimes, and run it to get its row.
 
 A run is in a *setting* (start, text, tokens a step, steps, dtype) and of a *way* (method, f,
-refresh). Runs of PICK_SEED are looked at on `pick` and choose a rate; all others on `final` alone,
-so that no choice can see it. Equal seeds have equal starts and orders of the text in every way.
+refresh). Runs of PICK_SEED are evaluated on `pick` and choose a rate. All other runs are evaluated
+on `final` alone, so no choice can depend on it. Equal seeds have equal starts and text orders in
+every way.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from experiments.fidelity.train_one import LOOKS, Pace, digest_of, fine_tune, me
 from experiments.regimes.starts import fingerprint, loss_before, start_model
 from experiments.regimes.ways import prepared, why_not
 
-PICK_SEED = 100  # Of no run that a table shows.
-CURVE_FROM = 1000  # Steps: shorter runs have no losses on the way, which would cost as much.
+PICK_SEED = 100  # Seed of runs that no table shows.
+# Steps; a shorter run has no evaluations during training, as they would cost as much as it does.
+CURVE_FROM = 1000
 
 
 @dataclass(frozen=True)
 class Setting:
     """Setting in which methods are compared; every question starts from the defaults."""
 
-    start: str = "small"  # One of starts.STARTS.
+    start: str = "small"  # A key of starts.STARTS.
     shift: str = "perl"
-    tokens: int = 256  # A step.
-    accumulate: int = 1  # Micro-batches that these are divided into.
+    tokens: int = 256  # Tokens a step.
+    accumulate: int = 1  # Micro-batches that share these tokens.
     steps: int = 200
-    dtype: str = "fp32"  # Of the weights.
+    dtype: str = "fp32"  # Type of the weights.
 
     def __post_init__(self) -> None:
         if self.tokens % (self.accumulate * LENGTH):
@@ -72,7 +74,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """Method, and what is not usual about it."""
+        """Describe the method and the fields that differ from the defaults."""
         f = "" if self.ratio == 0.25 else f", f = {self.ratio:g}"
         refreshed = "" if self.refresh == "never" else f", refreshed every {self.refresh}"
         return self.method + f + refreshed
@@ -97,7 +99,7 @@ class Run(Setting, Way):
 
     @property
     def part(self) -> str:
-        """The held-out text that it is looked at on."""
+        """Held-out text for the run's evaluation."""
         return "pick" if self.seed == PICK_SEED else "final"
 
     @property
@@ -117,12 +119,12 @@ class Run(Setting, Way):
 
 
 def run_of(setting: Setting, way: Way) -> Run:
-    """A run without a rate, of the seed that chooses it."""
+    """Return a run without a rate, with the seed that chooses the rate."""
     return Run(**asdict(setting), **asdict(way))
 
 
 def seeds_of(run: Run, count: int, first: int = 0) -> list[Run]:
-    """The same with seeds that no rate was chosen by."""
+    """Return the run with seeds that chose no rate."""
     return [replace(run, seed=seed) for seed in range(first, first + count)]
 
 
@@ -132,19 +134,19 @@ def asked_for(row: dict[str, Any]) -> Run:
 
 
 def measured(run: Run) -> dict[str, Any]:
-    """Train, look; `core_seconds` is the processor's time for all of it."""
+    """Train and evaluate; `core_seconds` is the processor time of both."""
     began = time.process_time()
     torch.manual_seed(run.seed)
     text, model = load_text(run.shift), start_model(run.start, run.seed, run.dtype)
     start, held_out = fingerprint(model), getattr(text, run.part)
     looks = LOOKS if run.steps >= CURVE_FROM else 0
-    # An engine's norm is that of cores, a residual's is none: a clip would not be one for all ways.
+    # An engine measures the norm of cores, and a residual has none: no clip would suit all ways.
     pace = Pace(run.lr, run.steps, run.seed, run.micro_batch, run.accumulate, looks, max_norm=None)
     with prepared(model, run) as t:
         done = fine_tune(t, text, pace)
         after = mean_loss(t.model, held_out)
         cost = {"device_state_bytes": t.state_bytes, "link_bytes": t.link_bytes}
-    of_start = run.seed if run.start == "scratch" else 0  # Others are the same for every seed.
+    of_start = run.seed if run.start == "scratch" else 0  # Other starts ignore the seed.
     before = loss_before(run.start, of_start, run.dtype, run.shift, run.part)
     return {
         **asdict(run), "before": {run.part: before}, "after": {run.part: after}, "start_is": start,

@@ -10,7 +10,7 @@ from experiments.regimes.fine_tunes import Run, asked_for
 
 # The guess fits the rows of results/, to 10 %: two cores of a shared EPYC, the small model.
 STEP_SECONDS, TOKEN_SECONDS = 0.012, 85e-6
-LOOK_SECONDS = 3.5  # Reading, and one held-out part.
+LOOK_SECONDS = 3.5  # Seconds to read the data, and to evaluate one held-out part.
 
 
 class Hours:
@@ -35,7 +35,7 @@ class Hours:
         return sum(not any(shape in self._seconds for shape in _shapes(run)) for run in runs)
 
     def hours(self, runs: Iterable[Run]) -> float:
-        """Core-hours of them all."""
+        """Return the core-hours of all runs together."""
         return sum(map(self.seconds, runs)) / 3600
 
 

@@ -2,17 +2,17 @@
 
     sim_block, sim_learned      cores of `block_random`, and of the paper's `sparse_learned`
     sim_none                    no core
-    +residual                   what the core leaves of a gradient trains the weight, factored
+    +residual                   the rest of a gradient, beside the core, trains the weight, factored
     +momentum8                  the residual's direction has a first moment, kept in 8 bits
-    +feedback                   what the core leaves is added to the next gradient instead
-    +turns4                     every 4th step is the core's alone, all others the residual's
+    +feedback                   the rest of a gradient is added to the next gradient instead
+    +turns4                     every 4th step trains the core alone, the others the residual
     +orthonormal                columns of learned projectors are made orthonormal once drawn
 
-A run's `refresh` draws projectors anew every so many steps, for `sim_block` too; moments go along
-(docs/algorithm.md section 5). Equations are those of docs/algorithm.md, with the second moment
-of a core factored; cores and updates of cores are rounded to bf16 as they cross. Projectors are
-dense and drawn by torch, so a row of `sim_block+residual` is not that of the engine, but ought to
-be within its noise: it stands beside it in the table.
+A run's `refresh` draws new projectors after that many steps, for `sim_block` too; moments move with
+them (docs/algorithm.md section 5). The equations are those of docs/algorithm.md, with a factored
+second moment for a core; cores and their updates are rounded to bf16 as they cross the link. Torch
+draws the projectors, which are dense. So a row of `sim_block+residual` differs from the engine's
+row in the table, but should agree with it within the noise.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ CODECS = {"sim_block": "block_random", "sim_learned": "sparse_learned", "sim_non
 BETAS, EPS = (0.9, 0.999), 1e-8
 ADAM = {"betas": BETAS, "eps": EPS}
 WIRE_BYTES = 2
-_RMS = 1.0  # The most that a direction over a factored moment has.
+_RMS = 1.0  # Largest value of a direction over a factored moment.
 _TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class Lead:
-    """A method's name, taken apart."""
+    """Parsed name of a method."""
 
     codec: str | None
     residual: bool = False
     momentum8: bool = False
     feedback: bool = False
     orthonormal: bool = False
-    turns: int = 1  # Steps of which one is the core's alone; 1: core and residual share all.
+    turns: int = 1  # One step of these is the core's alone; 1: core and residual share all.
 
     @classmethod
     def of(cls, method: str) -> Lead:
-        """Raises ValueError for what no lead is."""
+        """Parse a method; raise ValueError if it is not a lead."""
         base, *options = method.split("+")
         known = {"residual", "momentum8", "feedback", "orthonormal"}
         chosen: dict[str, Any] = {name: True for name in options if name in known}
@@ -104,7 +104,7 @@ def bytes_of(model: nn.Module, lead: Lead, ratio: float) -> tuple[int, int]:
 
 
 class LeadOptimizer(torch.optim.Optimizer):
-    """AdamW on cores and on vectors, and what a lead says about the rest of a gradient."""
+    """Trains cores and vectors with AdamW, and the rest of a gradient as a lead says."""
 
     def __init__(self, model: nn.Module, lead: Lead, ratio: float, lr: float, seed: int,
                  every: int | None) -> None:  # fmt: skip
@@ -175,7 +175,7 @@ class LeadOptimizer(torch.optim.Optimizer):
 
 
 def transport(state: dict[str, torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> None:
-    """Moments of a core in the basis of other projectors: docs/algorithm.md section 5."""
+    """Move a core's moments to the basis of other projectors (docs/algorithm.md section 5)."""
     state["m"] = a @ state["m"] @ b
     mean = state["rows"].mean().clamp(min=_TINY)
     rows, cols = a.square() @ state["rows"], b.square().T @ state["cols"]
@@ -183,7 +183,7 @@ def transport(state: dict[str, torch.Tensor], a: torch.Tensor, b: torch.Tensor) 
 
 
 def _factored_root(state: dict[str, Any], g: torch.Tensor) -> torch.Tensor:
-    """The root of the second moment, of the means of rows and columns, unbiased."""
+    """Root of the unbiased second moment, from the means of rows and columns."""
     squares, beta = g.square(), BETAS[1]
     for name, mean in (("rows", squares.mean(1)), ("cols", squares.mean(0))):
         state[name] = beta * state.get(name, torch.zeros_like(mean)) + (1 - beta) * mean

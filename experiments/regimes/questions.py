@@ -1,8 +1,8 @@
 """The list of questions, the most decisive first; each has a table and a JSONL file.
 
-One factor at a time is moved away from small / Perl / 256 tokens a step / 200 steps. A way gets the
-rates of RATES with one seed, on `pick`, and further ones for as long as the best is at an edge;
-then fresh seeds at the chosen rate, on `final`.
+Each question changes one factor of small / Perl / 256 tokens a step / 200 steps. A way gets the
+rates of RATES with one seed, on `pick`, and more rates for as long as the best one is at an edge.
+Then fresh seeds run at the chosen rate, on `final`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ SEEDS, LONG_SEEDS = 5, 3
 
 
 def added(way: Way, what: str) -> Way:
-    """The way with one of ways.ADDED."""
+    """Return the way with one of ways.ADDED."""
     return replace(way, method=f"{way.method}+{what}")
 
 
 def at(way: Way, ratio: float = 0.25, refresh: str = "never") -> Way:
-    """The way with another f, or projectors that are replaced."""
+    """Return the way with another f, or with projectors that are replaced."""
     return replace(way, ratio=ratio, refresh=refresh)
 
 
 ADAMW, ADAFACTOR = Way("adamw"), Way("adafactor")
 PLAIN_ADAMW, ADAFACTOR_B1 = Way("adamw+b1=0"), Way("adafactor+momentum")
-RESIDUAL = Way("none+residual")  # Nothing is offloaded.
+RESIDUAL = Way("none+residual")  # Ways that offload nothing.
 CORE = Way("block_random+residual+factored_v")  # The default before these runs.
 CORE_ALONE = Way("block_random+factored_v")
 SVD = Way("svd+residual+factored_v")
 PAPER = Way("sparse_learned")
-SIMULATED = Way("sim_block+residual")  # As CORE, but for draws.
+SIMULATED = Way("sim_block+residual")  # The same as CORE, with other draws.
 LEADS = (
     SIMULATED,
     *(Way("sim_block+residual", refresh=every) for every in ("1", "50")),
@@ -44,31 +44,31 @@ LEADS = (
     *(Way(f"sim_learned{more}", refresh="50")
       for more in ("", "+orthonormal", "+orthonormal+residual")),
 )  # fmt: skip
-# Whom a core has to beat, in each regime.
+# Rivals that a core has to beat, in each regime.
 BESIDE = (ADAMW, RESIDUAL, CORE, PLAIN_ADAMW, ADAFACTOR, ADAFACTOR_B1, PAPER)
-RATED = added(RESIDUAL, "kw")  # What `auto` comes to in steps of up to 1,024 tokens.
-HALF_SVD = at(SVD, 0.5)  # With "kw" what `auto` comes to in larger ones.
+RATED = added(RESIDUAL, "kw")  # The choice of `auto` in steps of up to 1,024 tokens.
+HALF_SVD = at(SVD, 0.5)  # The choice of `auto` in larger steps, with "kw".
 LONG_WAYS = (ADAMW, RATED, added(HALF_SVD, "kw"), ADAFACTOR)
-OLD_TOKENS = 1024  # Of experiments/fidelity.
+OLD_TOKENS = 1024  # Tokens a step in experiments/fidelity.
 LARGE_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Question:
-    """Ways beside each other in some settings.
+    """A question that compares ways in some settings.
 
     Parameters
     ----------
     name : str
-        Stem of its file under results/.
+        Stem of the question's file under results/.
     asks : str
-        The heading of its table.
+        Heading of the question's table.
     settings, ways
-        All pairs are run.
+        Every pair of these runs.
     references : tuple of Way
-        Those of `ways` that the others are subtracted from.
+        Members of `ways` that are subtracted from the others.
     seeds, first_seed : int
-        How many after the one that chooses the rate, and the first of them.
+        Number of seeds after the one that chooses the rate, and the first of them.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Question:
 
 USUAL = (Setting(),)
 TEXTS = ("perl", "prose", "cpp")
-# Questions of which the first two settings differ in steps alone.
+# Questions whose first two settings differ in steps alone.
 WORTHS = ("worth", "worth_of_large")
 QUESTIONS = (
     Question("core", "Does a core add anything to the residual alone?", USUAL,
@@ -176,21 +176,21 @@ class Wanted:
     """Runs that a question needs, as far as is known."""
 
     known: tuple[Run, ...]
-    to_come: tuple[Run, ...]  # Their rate is not chosen yet.
+    to_come: tuple[Run, ...]  # Runs whose rate is not chosen yet.
 
 
 def cells(question: Question) -> Iterable[tuple[Setting, Way]]:
-    """Every row of its table."""
+    """Yield the setting and way of every row of the table."""
     return ((setting, way) for setting in question.settings for way in question.ways)
 
 
 def chosen_rate(found: Found, setting: Setting, way: Way) -> float | None:
-    """The best rate of a row on `pick`; None while there may be a better one."""
+    """Return the best rate of a row on `pick`; None while a better one is possible."""
     return found.tuned_rate(run_of(setting, way), RATES)
 
 
 def final_runs(found: Found, question: Question, setting: Setting, way: Way) -> list[Run]:
-    """The runs that a row shows; their rate is zero while it is not chosen."""
+    """Return the runs that a row shows; their rate is zero until one is chosen."""
     rate = chosen_rate(found, setting, way)
     run = replace(run_of(setting, way), lr=rate or 0.0)
     return seeds_of(run, question.seeds, question.first_seed)

@@ -1,4 +1,4 @@
-"""Write RESULTS.md from the rows that there are."""
+"""Write RESULTS.md from the existing rows."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from experiments.regimes.shelf import Shelf
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table: one way in one setting, at its rate."""
+    """A row of a table: one way in one setting, at its chosen rate."""
 
     setting: Setting
     way: Way
     lr: float
     runs: tuple[Run, ...]
-    differences: dict[Way, Difference]  # To each reference but itself.
+    differences: dict[Way, Difference]  # Differences to the references other than itself.
 
 
 def lines_of(question: Question, found: Found) -> list[Line]:
-    """Rows whose runs are all there, in the order of the question."""
+    """Return the rows whose runs have all finished, in the order of the question."""
     lines = []
     for setting, way in cells(question):
         mine, lr = final_runs(found, question, setting, way), chosen_rate(found, setting, way)
@@ -54,7 +54,7 @@ def lines_of(question: Question, found: Found) -> list[Line]:
 
 
 def shown(one: Difference | None) -> str:
-    """A difference in thousandths of a nat, bold where few of pure noise would be as large."""
+    """Format a difference in thousandths of a nat; bold means that noise is rarely as large."""
     if one is None:
         return "-"
     if one.mean == -math.inf:
@@ -66,12 +66,12 @@ def shown(one: Difference | None) -> str:
 
 
 def rate_text(lr: float) -> str:
-    """A rate, marked where none further is tried."""
+    """Format a rate, marked if no further rate is tried."""
     return f"{lr:g}" if LOWEST < lr < HIGHEST else f"{lr:g} (edge)"
 
 
 def question_table(question: Question, found: Found) -> str:
-    """Markdown: loss, differences to the references, and what each way costs."""
+    """Format loss, differences to the references, and the cost of each way as Markdown."""
     others = (f"less `{way.name}`" for way in question.references)
     columns = ("setting", "method", "lr", "loss", *others, "share", "seeds", "device state, KiB",
                "link, KiB a step", "CPU s")  # fmt: skip
@@ -90,7 +90,7 @@ def question_table(question: Question, found: Found) -> str:
 
 
 def worth_table(found: Found) -> str:
-    """Markdown: steps of the residual alone that are as good as cores of half of each side."""
+    """Format as Markdown how many steps of the residual alone match cores of half of each side."""
     rows = []
     for question in QUESTIONS:
         if question.name not in WORTHS:
@@ -144,6 +144,6 @@ def _commits(shelf: Shelf) -> list[str]:
 
 
 def write_results(shelf: Shelf, folder: Path) -> None:
-    """Write RESULTS.md."""
+    """Write RESULTS.md to a folder."""
     (folder / "RESULTS.md").write_text(document(shelf))
     print(folder / "RESULTS.md")

@@ -5,7 +5,7 @@
     python -m experiments.regimes.run --only core b1   # these questions alone
     python -m experiments.regimes.run --table          # writes RESULTS.md
 
-A run that results/ has is never repeated; Ctrl-C loses those that are running.
+A run recorded in results/ is never repeated; Ctrl-C loses the runs that are in progress.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def work(run: Run) -> Row:
 
 
 def prepare(lines: list[Left]) -> None:
-    """Have every text and start that is needed, or say what is missing."""
+    """Prepare every text and start that is needed, or say what is missing."""
     if "perl" in texts_of(lines):
         try:
             perl_modules()
@@ -57,7 +57,7 @@ def prepare(lines: list[Left]) -> None:
 
 
 def run_all(args: argparse.Namespace, shelf: Shelf) -> int:
-    """Run what is left; the exit status."""
+    """Run what is left; return the exit status."""
     context = multiprocessing.get_context("spawn")
     questions = [q for q in QUESTIONS if q.name in args.only]
     # Workers end with the terminal's Ctrl-C, without a traceback each.
@@ -71,14 +71,14 @@ def run_all(args: argparse.Namespace, shelf: Shelf) -> int:
                 child.terminate()
             print("\nstopped; what is done is kept, the same command goes on")
             return 130
-    hours = outcome.core_seconds / 3600  # Those of earlier calls, too.
+    hours = outcome.core_seconds / 3600  # Runs of earlier calls too.
     why = f"at --most-core-hours {args.most_core_hours:g}" if outcome.stopped else "nothing is left"
     print(f"{outcome.done} runs, {hours:.2f} core-hours; {len(outcome.failed)} failed; {why}")
     return 1 if outcome.failed else 0
 
 
 def main() -> None:
-    """Run what is missing, or print, or write tables."""
+    """Run what is missing, print, or write tables."""
     names = [question.name for question in QUESTIONS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="write RESULTS.md, run nothing")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     args = parser.parse_args()
-    os.environ["SLUICEWAY_COMMIT"] = commit_here()  # Of the code that workers load.
+    os.environ["SLUICEWAY_COMMIT"] = commit_here()  # Commit of the code that workers load.
     shelf = Shelf(args.results)
     if args.table:
         write_results(shelf, args.results.parent)
@@ -102,7 +102,7 @@ def main() -> None:
     if not args.count:
         try:
             with shelf.alone():
-                document(shelf)  # Rows of which there is no table are refused before hours pass.
+                document(shelf)  # Refuses rows that no table can show before hours pass.
                 prepare(lines)
                 sys.exit(run_all(args, shelf))
         except BlockingIOError as error:

@@ -1,4 +1,4 @@
-"""The rows of the experiment: one file a question."""
+"""Store the rows of the experiment, one file for each question."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.regimes.questions import QUESTIONS, Question, wanted
 
 
 class Shelf:
-    """The files under a folder."""
+    """The files of rows under a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class Shelf:
         Raises
         ------
         BlockingIOError
-            Somebody does.
+            Another process holds the lock.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as file:
@@ -67,7 +67,7 @@ class Shelf:
         return {key: row for rows in self._rows.values() for key, row in rows.items()}
 
     def found(self) -> Found:
-        """Every run, whatever question it was run for."""
+        """Return every run, whichever question it was run for."""
         return Found(self.all_rows())
 
     def add(self, name: str, row: Row) -> None:
@@ -76,7 +76,7 @@ class Shelf:
         self._rows[name][asked_for(row).key] = row
 
     def share(self, question: Question) -> None:
-        """Copy what the question asks for and another one has run, so that its file is complete."""
+        """Copy the question's runs that another question has made, so that its file is complete."""
         found, mine = self.found(), self._rows[question.name]
         for run in wanted(found, question).known:
             if found.has(run) and run.key not in mine:

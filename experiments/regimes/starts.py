@@ -1,9 +1,10 @@
 """Starting points of fine-tunes.
 
 small     the small base model of experiments/fidelity, which has read 2.9 MB of Python
-young     the same shape after a tenth of that, so further from any text; made when it is needed
-scratch   the same shape with layers drawn from the seed; the byte embedding, which is tied to
-          the head and frozen in all of these, is that of `small`
+young     the same shape after a tenth of that text, so further from any text; made when needed
+scratch   the same shape with layers drawn from the seed; its byte embedding is that of `small`
+
+In every start the byte embedding is tied to the head and frozen.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ YOUNG_STEPS = 140
 
 
 def start_model(start: str, seed: int, dtype: str) -> torch.nn.Module:
-    """One of STARTS, ready to be trained; `seed` matters to `scratch` alone."""
+    """Return one of STARTS, ready for training; `seed` matters to `scratch` alone."""
     if start == "scratch":
         model = _drawn(seed)
     elif start == "young":
@@ -50,7 +51,7 @@ def _drawn(seed: int) -> torch.nn.Module:
 
 
 def make_young() -> None:
-    """Train and store it, unless it is there: minutes, and the same weights on every run."""
+    """Train and store `young` unless it exists: takes minutes, gives the same weights each time."""
     if (YOUNG / "model.safetensors").exists():
         return
     shape = ["--layers", "2", "--inner", "448"]
@@ -68,13 +69,13 @@ def make_young() -> None:
 
 @functools.cache
 def loss_before(start: str, seed: int, dtype: str, shift: str, part: str) -> float:
-    """Held-out loss of a start."""
+    """Return the held-out loss of a start."""
     return mean_loss(start_model(start, seed, dtype), getattr(load_text(shift), part))
 
 
 @torch.no_grad()
 def fingerprint(model: torch.nn.Module) -> str:
-    """Sixteen hex digits that change when any weight does."""
+    """Return sixteen hex digits that change when any weight does."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().float().contiguous().numpy())

@@ -1,18 +1,19 @@
-"""Seconds until native's last held-out loss, and 95 % of its gain, over the demo's link.
+"""Measure seconds to native's last held-out loss, and to 95 % of its gain, over the demo's link.
 
     python -m experiments.regimes.time_to_quality          # on a quiet machine: one run at a time
-    python -m experiments.regimes.time_to_quality --table  # what results/time_to_quality.jsonl has
+    python -m experiments.regimes.time_to_quality --table  # prints results/time_to_quality.jsonl
 
-Every run is `sluiceway train configs/quickstart.yaml`, over a link at the rate that the demo
-derives from this machine, once for the file; the rate is in every row. Seconds are those of the
-steps, with calibration and learning and without evaluations; between two looks a loss lies on a
-line. They are divided by those that native of the same seed needs for the same share of its gain,
-so a method that is as good as native has 1 and the length of the schedule plays no part. Runs of
-equal methods end up to 4 % of that gain apart (experiments/quickstart/native_spread.json), so that
-whoever is as good as native may miss its last loss, and reaches 95 %. Medians are shown, and how
-many get there where not all do. All have the rate of configs/quickstart.yaml, which
-experiments/quickstart found best for native, but the paper's codec, which has its own; gradients
-are clipped as that config says. A run that the file has is not repeated.
+Every run is `sluiceway train configs/quickstart.yaml`. The link has the rate that the demo derives
+from this machine, once for the file; every row records it. Seconds are those of the steps, with
+calibration and learning and without evaluations; between two evaluations a loss lies on a line.
+They are divided by the seconds that native with the same seed needs for the same share of its gain,
+so a method as good as native has 1, and the length of the schedule plays no part.
+
+Runs of equal methods end up to 4 % of that gain apart (experiments/quickstart/native_spread.json).
+A method as good as native may thus miss native's last loss, and reaches 95 %. The table shows
+medians, and the number of runs that get there if some do not. All ways have the rate of
+configs/quickstart.yaml, which experiments/quickstart found best for native; only the paper's codec
+has its own. Gradients are clipped as that config says. A run that the file has is not repeated.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ WAYS = {
 }
 ACCUMULATE = (1, 8)
 SEEDS = (0, 1, 2)
-LOOKS, SEQUENCES = 24, 64  # All ways see the same ones.
-SHARES = (1.0, 0.95)  # Of native's gain; all of it is its last loss.
-Curve = Sequence[tuple[float, float]]  # Seconds and loss of every look, from the start.
+LOOKS, SEQUENCES = 24, 64  # All ways run with the same seeds.
+SHARES = (1.0, 0.95)  # Shares of native's gain; the whole gain means its last loss.
+Curve = Sequence[tuple[float, float]]  # Seconds and loss of every evaluation, from the start.
 
 
 def seconds_until(curve: Curve, target: float) -> float:
@@ -87,7 +88,7 @@ def rate_of(rows: Sequence[Row]) -> float:
 
 
 def row_of(way: str, micro_batches: int, seed: int, steps: int, gbps: float) -> Row:
-    """One run, whose folder is gone afterwards."""
+    """Make one run and return its row; its folder is removed afterwards."""
     overrides = {**WAYS[way], "train.steps": steps, "train.accumulate": micro_batches,
                  "train.seed": seed, "train.eval_every": max(1, steps // LOOKS),
                  "train.eval_sequences": SEQUENCES, "trace": "false",
@@ -105,7 +106,7 @@ def row_of(way: str, micro_batches: int, seed: int, steps: int, gbps: float) -> 
 
 
 def pairs_of(rows: Sequence[Row], way: str, micro_batches: int) -> list[tuple[Curve, Curve]]:
-    """Curves of a way and of native, by seed.
+    """Return the curves of a way and of native, by seed.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def pairs_of(rows: Sequence[Row], way: str, micro_batches: int) -> list[tuple[Cu
 
 
 def times(pairs: Sequence[tuple[Curve, Curve]], share: float) -> list[tuple[float, float]]:
-    """Seconds until a share of native's gain, the way's and native's own, by seed."""
+    """Return seconds to a share of native's gain, for the way and for native, by seed."""
     found = []
     for mine, native in pairs:
         (_, first), (_, last) = native[0], native[-1]
@@ -140,7 +141,7 @@ def times(pairs: Sequence[tuple[Curve, Curve]], share: float) -> list[tuple[floa
 
 
 def _median(values: list[float]) -> str:
-    """Or how many there are, where not all are."""
+    """Format the median; if some values are infinite, format how many are finite."""
     there = sum(map(math.isfinite, values))
     return (
         f"{statistics.median(values):.2f}" if there == len(values) else f"{there} of {len(values)}"
@@ -148,7 +149,7 @@ def _median(values: list[float]) -> str:
 
 
 def document(rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Format the table as Markdown."""
     lines = []
     for micro_batches, way in product(ACCUMULATE, WAYS):
         if pairs := pairs_of(rows, way, micro_batches):

@@ -1,7 +1,7 @@
-"""Runs what questions ask for: some at a time, the first question first, within a budget.
+"""Run what the questions need, several at a time, the first question first, within a budget.
 
 A run is asked for once it is known: the rates of a row one after another while the best is at an
-edge, then its seeds. A free place takes the first run that is known and not under way, so no place
+edge, then its seeds. A free place takes the first known run that nobody has begun, so no place
 waits for the end of a question.
 """
 
@@ -29,7 +29,7 @@ class Outcome:
     done: int = 0
     core_seconds: float = 0.0
     failed: dict[Run, Exception] = field(default_factory=dict)
-    stopped: bool = False  # At the budget.
+    stopped: bool = False  # Stopped at the budget.
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def left(questions: Iterable[Question], found: Found) -> list[Left]:
 
 
 def plan(lines: Iterable[Left], hours: Hours) -> str:
-    """The count of runs and core-hours, for a terminal."""
+    """Format the count of runs and core-hours, for a terminal."""
     text = [f"{'question':14}{'done':>6}{'left':>6}  core-hours"]
     runs: list[Run] = []
-    rows: dict[tuple[Setting, Way], Run] = {}  # One of each whose rate is not chosen.
+    rows: dict[tuple[Setting, Way], Run] = {}  # One for each row whose rate is not chosen.
     for line in lines:
         mine = [*line.known, *line.to_come]
         text.append(f"{line.question.name:14}{line.done:6}{len(mine):6}{hours.hours(mine):12.2f}")
@@ -77,7 +77,7 @@ def plan(lines: Iterable[Left], hours: Hours) -> str:
 
 def next_run(questions: Iterable[Question], found: Found, taken: set[Run]
              ) -> tuple[str, Run] | None:  # fmt: skip
-    """The first run that is known, not done and not taken, with its question's name."""
+    """Return the first run that is known, not done and not taken, with its question's name."""
     for question in questions:
         for run in wanted(found, question).known:
             if run not in taken and not found.has(run):
@@ -88,15 +88,15 @@ def next_run(questions: Iterable[Question], found: Found, taken: set[Run]
 def work_off(questions: Sequence[Question], shelf: Shelf, pool: Executor, places: int,
              measure: Callable[[Run], Row], most_core_hours: float,
              say: Callable[[str], None] = print) -> Outcome:  # fmt: skip
-    """Run all of it, or until the next run would go over the budget.
+    """Run everything, or until the next run would exceed the budget.
 
     Parameters
     ----------
     pool : Executor
         Calls `measure`, `places` times at once.
     most_core_hours : float
-        With all rows that there are. What is under way counts as estimated, what is done as
-        measured.
+        Budget that includes all existing rows. Runs in progress count as estimated, finished ones
+        as measured.
     """
     spent = sum(row["core_seconds"] for row in shelf.all_rows().values())
     outcome, under_way = Outcome(core_seconds=spent), {}
@@ -134,7 +134,7 @@ def _fill(questions: Sequence[Question], shelf: Shelf, pool: Executor, places: i
 
 def _take(future: Future, name: str, run: Run, shelf: Shelf, outcome: Outcome,
           say: Callable[[str], None]) -> None:  # fmt: skip
-    """Write the row of a run that ended; what it raised is kept, and others go on."""
+    """Write the row of a run that ended; keep an exception it raised, and let other runs go on."""
     try:
         row = future.result()
     except Exception as error:
@@ -149,10 +149,10 @@ def _take(future: Future, name: str, run: Run, shelf: Shelf, outcome: Outcome,
 
 
 def starts_of(runs: Iterable[Left]) -> set[str]:
-    """Starts that what is left needs."""
+    """Return the starts that the runs left need."""
     return {run.start for line in runs for run in chain(line.known, line.to_come)}
 
 
 def texts_of(runs: Iterable[Left]) -> set[str]:
-    """Texts that what is left needs."""
+    """Return the texts that the runs left need."""
     return {run.shift for line in runs for run in chain(line.known, line.to_come)}

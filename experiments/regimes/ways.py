@@ -1,12 +1,12 @@
-"""Methods of the regimes: those of experiments/fidelity, and what may be added to their names.
+"""Prepare the regimes' methods: those of experiments/fidelity, with additions to their names.
 
     +b1=0       matrices have no first moment, neither AdamW's nor a core's; norms keep theirs
     +kw         the rate of a weight times k_w = RMS(W_w) / mean RMS(W), mean over elements, at the
                 start: for core and residual alike; decay stays as it was
     +decay8     the weight decay times 8: as large as that of torch's Adafactor at 8 times the rate
-    +norms8     the rate of what is no matrix times 8, likewise; decay stays as it was
+    +norms8     the rate of all but matrices times 8, likewise; decay stays as it was
     +norms4     times 4, the most that k_w may be
-    sim_...     what no engine does yet: `leads.py`
+    sim_...     methods that no engine has yet: `leads.py`
     +momentum   the change that a step of a torch optimizer makes in a weight, decay with it, is
                 averaged over steps; Adafactor's own b1 averages the update alone
 
@@ -38,7 +38,7 @@ ADDED = ("b1=0", "kw", "momentum", "decay8", *NORMS)
 
 
 def without_added(method: str) -> tuple[str, tuple[str, ...]]:
-    """The name that `methods.py` knows, and what is added to it."""
+    """Return the name that `methods.py` knows, and the additions to it."""
     names = method.split("+")
     kept = [name for name in names if name not in ADDED]
     return "+".join(kept), tuple(name for name in names if name in ADDED)
@@ -48,7 +48,7 @@ def why_not(method: str, dtype: str) -> str | None:
     """Reason against a method with weights of this type; None if there is none."""
     base, added = without_added(method)
     if is_lead(base):
-        Lead.of(base)  # Raises where there is none of that name.
+        Lead.of(base)  # Raises if no lead has that name.
         if added or dtype != "fp32":
             return f"{base} is simulated, expected nothing added and fp32 weights"
         return None
@@ -89,7 +89,7 @@ def prepared(model: nn.Module, run: Run) -> Iterator[Trainee]:
 
 
 def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] | None:
-    """Parameter groups; None where one will do."""
+    """Return parameter groups; None if one group is enough."""
     if not {*added} - {"momentum"}:
         return None
     decay = WEIGHT_DECAY * (8 if "decay8" in added else 1)
@@ -109,7 +109,7 @@ def groups_of(model: nn.Module, added: tuple[str, ...]) -> list[dict[str, Any]] 
 
 def average_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter],
                   beta: float = MOMENTUM) -> None:  # fmt: skip
-    """u <- beta u + (1 - beta) (W_after - W_before); W <- W_before + u, at every step."""
+    """Apply at every step u <- beta u + (1 - beta) (W_after - W_before); W <- W_before + u."""
     averages = [torch.zeros_like(p, dtype=torch.float32) for p in trained]
     held: list[torch.Tensor] = []
 
@@ -128,7 +128,7 @@ def average_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter],
 
 
 def round_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter], seed: int) -> None:
-    """Weights and gradients are f32 inside `step()`, and bf16 outside."""
+    """Make weights and gradients f32 inside `step()`, and bf16 outside."""
     random = torch.Generator().manual_seed(seed)
 
     @torch.no_grad()
@@ -149,7 +149,7 @@ def round_steps(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter], s
 
 
 def rounded_at_random(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    """A bf16 beside x, the nearer one the more often: its mean is x."""
+    """Round each value to one of its two bf16 neighbours at random, so that the mean is x."""
     bits = x.contiguous().view(torch.int32)
     noise = torch.randint(0, 1 << 16, bits.shape, generator=random, dtype=torch.int32)
     return ((bits + noise) & ~0xFFFF).view(torch.float32).bfloat16()

@@ -1,4 +1,4 @@
-"""Two commits side by side: each has a checkout and an environment of its own, on one machine."""
+"""Build two commits side by side, each with a checkout and environment of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 class Side:
     """A commit that is checked out, built and installed."""
 
-    name: str  # old or new.
+    name: str  # The name of the side: old or new.
     ref: str
     commit: str
     checkout: Path
@@ -38,7 +38,7 @@ class Side:
     def train(
         self, folder: Path, overrides: Mapping[str, object], link_gbps: float, log: Path
     ) -> RunFolder:
-        """Run the side's own quickstart through its command line, over a link of a fixed rate."""
+        """Run the side's own quickstart through its command line, over a link of fixed rate."""
         return train(
             self.checkout / "configs/quickstart.yaml",
             folder,
@@ -52,7 +52,7 @@ class Side:
     def start(
         self, folder: Path, overrides: Mapping[str, object], link_gbps: float, log: Path
     ) -> subprocess.Popen:
-        """Start what `train` runs to its end."""
+        """Start the command that `train` runs to its end."""
         log.parent.mkdir(parents=True, exist_ok=True)
         command = train_command(
             self.checkout / "configs/quickstart.yaml",
@@ -71,7 +71,7 @@ class Side:
 
 
 def output_of(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> str:
-    """Run a command, return what it prints; exits with 2 if it fails, as 1 means a difference."""
+    """Run a command and return its output; exit with 2 if it fails, as 1 means a difference."""
     done = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -87,7 +87,7 @@ def git(*arguments: str) -> str:
 
 
 def make_environment(folder: Path) -> Path:
-    """An environment that sees the packages of this interpreter, but none of its own editables."""
+    """Make an environment that sees this interpreter's packages, but not its editable ones."""
     output_of([sys.executable, "-m", "venv", "--without-pip", str(folder)], REPOSITORY)
     site = next(folder.glob("lib/python3*/site-packages"))
     shared = [path for path in sys.path if path.endswith("-packages")]
@@ -96,7 +96,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def install(python: Path, checkout: Path) -> None:
-    """Build the compiled module and install the package; ccache knows what both sides share."""
+    """Build the compiled module and install the package; ccache helps with equal objects."""
     environment = {**os.environ, "CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(checkout)}
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     flags = ["--no-build-isolation", "--no-deps", "--ignore-installed"]
@@ -109,7 +109,7 @@ def install(python: Path, checkout: Path) -> None:
 
 
 def prepare(name: str, ref: str, folder: Path) -> Side:
-    """Check out and build a commit, or take what an earlier call left of that commit."""
+    """Check out and build a commit, or reuse an earlier call's build of that commit."""
     commit = git("rev-parse", "--verify", f"{ref}^{{commit}}")
     checkout, environment = folder / name / "checkout", folder / name / "environment"
     built = folder / name / "built"
@@ -125,14 +125,14 @@ def prepare(name: str, ref: str, folder: Path) -> Side:
 
 
 def remove(folder: Path) -> None:
-    """Remove a side and what git knows of its checkout."""
+    """Remove a side, and git's record of its checkout."""
     shutil.rmtree(folder, ignore_errors=True)
     git("worktree", "prune")
 
 
 @contextlib.contextmanager
 def both_sides(old: str, new: str, keep: Path | None) -> Iterator[tuple[Path, Side, Side]]:
-    """A folder and both commits, built there; the folder goes afterwards unless it is `keep`."""
+    """Yield a folder and both commits built in it; then remove the folder unless it is `keep`."""
     folder = Path(tempfile.mkdtemp(prefix="same_bits_")) if keep is None else keep.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     try:

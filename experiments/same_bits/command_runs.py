@@ -1,4 +1,4 @@
-"""Runs through the command line: the demo's ways, and runs that are killed and resumed."""
+"""Run the demo's ways through the command line, and runs that are killed and resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.quickstart.demo_ways import WAYS
 from experiments.same_bits.checkouts import Side
 from experiments.same_bits.compare import Left, of_command
 
-LINK_GBPS = 0.5  # Bits do not depend on it; the lanes still have to wait for it.
+LINK_GBPS = 0.5  # Bits do not depend on the rate, but it makes the lanes wait.
 DEMO_STEPS, KILLED_STEPS = 24, 32
 SHORT = {
     "train.steps": DEMO_STEPS,
@@ -26,7 +26,7 @@ KINDS = ("native", "subspace")
 
 
 def run_demo(way: str, side: Side, folder: Path) -> Left:
-    """One way of the demo, few steps of it, by the side's own config."""
+    """Run a few steps of one way of the demo, by the side's own config."""
     name, overrides = WAYS[way]
     path, log = folder / name, folder / f"{name}.log"
     try:
@@ -37,7 +37,7 @@ def run_demo(way: str, side: Side, folder: Path) -> Left:
 
 
 def run_whole_or_killed(kind: str, kills: int, side: Side, folder: Path) -> Left:
-    """A run of kill_resume's config that nobody stops, or that is killed and resumed."""
+    """Run kill_resume's config undisturbed, or kill and resume it."""
     path = folder / f"{kind}_{kills}_kills"
     path.parent.mkdir(parents=True, exist_ok=True)
     config = write_config(path.with_suffix(".yaml"), {"kind": kind}, KILLED_STEPS)
@@ -57,7 +57,7 @@ def run_whole_or_killed(kind: str, kills: int, side: Side, folder: Path) -> Left
 
 
 def command_runs() -> dict[str, Callable[[Side, Path], Left]]:
-    """Every run by its name."""
+    """Return every run by its name."""
     runs = {f"demo: {way}": functools.partial(run_demo, way) for way in WAYS}
     for kind in KINDS:
         runs[f"{kind}, uninterrupted"] = functools.partial(run_whole_or_killed, kind, 0)

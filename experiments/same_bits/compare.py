@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-# Of a line of losses; times, bytes and memory are no bits of the run.
+# Compared fields of a line of losses; times, bytes and memory differ between equal runs.
 COMPARED = ("step", "loss", "eval_loss", "lr", "grad_norm", "clipped_norm", "scale", "loss_scale",
             "skipped", "tokens")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Left:
-    """Files of a run that has ended; `error` says why there are none."""
+    """Files of a run that has ended; `error` says why they are missing."""
 
     weights: Path
     optimizer: Path
@@ -34,12 +34,13 @@ class Verdict:
     name: str
     same: bool
     first_difference: str
-    first_step: int | None  # The step whose line of losses is the first that differs.
-    state: str  # Which part of the optimizer's state has the same names, and so was compared.
+    first_step: int | None  # Step of the first line of losses that differs.
+    # Says how much of the optimizer's state has equal names on both sides, and so was compared.
+    state: str
     weights_sha256: tuple[str, str]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types."""
+        """Return the verdict in plain types."""
         return asdict(self)
 
 
@@ -59,7 +60,7 @@ def of_command(folder: Path, error: str | None = None) -> Left:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested dicts and sequences, with its path."""
+    """Yield every value of nested dicts and sequences, with its path."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from leaves(value, f"{path}/{key}")
@@ -71,7 +72,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor."""
+    """Return the bytes of a tensor."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -90,7 +91,7 @@ def difference(old: Any, new: Any) -> str | None:
 
 
 def first_difference(old: dict[str, Any], new: dict[str, Any], what: str) -> str | None:
-    """The first value, in the old order, that both have and that differs."""
+    """Describe the first value, in the old order, that both sides have and that differs."""
     for name in old:
         if name in new and (found := difference(old[name], new[name])) is not None:
             return f"{what} {name}: {found}"
@@ -98,7 +99,7 @@ def first_difference(old: dict[str, Any], new: dict[str, Any], what: str) -> str
 
 
 def compare_losses(old: Path, new: Path) -> tuple[int | None, str | None]:
-    """The first line that differs in one of COMPARED: its step, and how."""
+    """Return step and description of the first line that differs in one of COMPARED."""
     sides = [[json.loads(line) for line in path.read_text().splitlines()] for path in (old, new)]
     for before, after in zip(*sides, strict=False):
         for key in COMPARED:
@@ -110,7 +111,7 @@ def compare_losses(old: Path, new: Path) -> tuple[int | None, str | None]:
 
 
 def compare_weights(old: Path, new: Path) -> str | None:
-    """The first weight that differs, or that one side lacks."""
+    """Describe the first weight that differs, or that one side lacks."""
     before, after = load_file(old), load_file(new)
     if odd := sorted(before.keys() ^ after.keys()):
         return f"weight {odd[0]}: not on both sides"
@@ -118,7 +119,7 @@ def compare_weights(old: Path, new: Path) -> str | None:
 
 
 def compare_state(old: Path, new: Path) -> tuple[str | None, str]:
-    """The first difference of what both states name; and how much of them that is."""
+    """Describe the first difference in what both states name; say how much of them that is."""
     if not old.exists() or not new.exists():
         return None, "not compared: no optimizer.pt on both sides"
     before, after = (dict(leaves(torch.load(path, weights_only=True))) for path in (old, new))
@@ -135,7 +136,7 @@ def sha256(path: Path) -> str:
 
 
 def compare(name: str, old: Left, new: Left) -> Verdict:
-    """Losses first, as they say at which step it began; then weights and state."""
+    """Compare losses first, as they show where a difference began; then weights and state."""
     digests = (sha256(old.weights), sha256(new.weights))
     failed = [f"{side} failed: {left.error}" for side, left in (("old", old), ("new", new))
               if left.error]  # fmt: skip

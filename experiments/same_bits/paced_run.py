@@ -1,4 +1,4 @@
-"""A run of the demo that steps only while it is let: for two that take turns on one machine."""
+"""Run the demo in steps on request, so that two runs can take turns on one machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 from experiments.same_bits.checkouts import Side
 
-# More than a turn ever takes: the run is killed.
+# Longer than any turn takes; after it the run is killed.
 OVERRIDES = {"train.steps": 1_000_000, "train.eval_every": 0, "data.eval": "[]", "compare": None}
 WARMUP_STEPS = 3  # The first steps allocate and calibrate.
-AFTER_A_STOP = 2  # The step that was stopped in, and the next: the throttled link has run empty.
+# The interrupted step and the next, as the throttled link has meanwhile run empty.
+AFTER_A_STOP = 2
 
 
 class PacedRun:
-    """A training process of one side, stopped but for the slices that it is given.
+    """A training process of one side that is stopped outside the time slices it is given.
 
     Enter it to start the process, leave it to kill the process.
     """
@@ -41,7 +42,7 @@ class PacedRun:
         self._process.wait()
 
     def steps_in(self, duration: float) -> list[float]:
-        """Let it run for that many seconds: what its whole steps took, at least one."""
+        """Let the run go on for `duration` seconds; return seconds of whole steps, at least one."""
         while True:
             self._let(duration)
             seconds = self._seconds()
@@ -49,7 +50,7 @@ class PacedRun:
             self._steps_seen = len(seconds)
             if steps:
                 return steps
-            duration *= 2  # A step of this machine is longer than the slice.
+            duration *= 2  # One step of this machine takes longer than the slice.
 
     def _let(self, duration: float) -> None:
         self._process.send_signal(signal.SIGCONT)

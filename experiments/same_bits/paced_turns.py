@@ -1,12 +1,13 @@
-"""Is the demo's step as fast at NEW as at OLD? Paired turns on one machine, and an interval.
+"""Compare the speed of the demo's step at NEW and OLD in paired turns, with an interval.
 
     python -m experiments.same_bits.paced_turns OLD NEW [--turns 10] [--out FILE.json] [--keep DIR]
 
-A turn is one process of each commit, both training the demo's default over a link of fixed rate, of
-which one runs while the other is stopped: slices of two seconds, the one that begins alternates, so
-that a disturbance hits both alike. The turn's figure is the mean of log(new / old) over its slices.
-Two processes of one commit differ by a percent, by where their memory lies; turns average that out.
-The interval is Student's, over the turns. Exits with 1 if all of it is above 1.
+A turn is one process of each commit. Both train the demo's default over a link of fixed rate, and
+one runs while the other is stopped. They alternate in slices of two seconds, and the one that
+begins alternates too, so a disturbance hits both alike. The turn's figure is the mean of log(new /
+old) over its slices. Two processes of one commit differ by a percent, because their memory lies
+elsewhere; turns average that out. The interval is Student's, over the turns. Exits with 1 if the
+whole interval is above 1.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Low end, geometric mean and high end of what the paired ratios say."""
+    """Return low end, geometric mean and high end of the interval that the paired ratios give."""
     logs = [math.log(ratio) for ratio in ratios]
     mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
     half = t_quantile(0.5 + CONFIDENCE / 2, len(logs) - 1) * error
@@ -53,7 +54,7 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def take_turns(args: argparse.Namespace, folder: Path, old: Side, new: Side) -> list[dict]:
-    """Every turn: seconds of a step of both, and their ratio."""
+    """Take every turn; return the seconds of a step on both sides, and their ratio."""
     turns = []
     for number in range(args.turns):
         pair = PacedRun(old, folder, args.link_gbps), PacedRun(new, folder, args.link_gbps)
@@ -68,7 +69,7 @@ def take_turns(args: argparse.Namespace, folder: Path, old: Side, new: Side) -> 
 
 
 def take_slices(old: PacedRun, new: PacedRun, count: int, begins: int) -> list[tuple[float, float]]:
-    """Median seconds of a step in every slice of both, the one that begins alternates."""
+    """Return median seconds of a step in each slice of both; the side that begins alternates."""
     slices = []
     for number in range(count):
         order = (old, new) if (number + begins) % 2 == 0 else (new, old)

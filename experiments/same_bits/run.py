@@ -1,12 +1,12 @@
-"""Do two commits train to the same bits? Builds both, runs the same list in both, and compares.
+"""Check that two commits train to the same bits: build both, run the same list, and compare.
 
     python -m experiments.same_bits.run OLD NEW [--out FILE.json] [--only NAME ...] [--keep DIR]
 
-One sitting on one machine, one thread: bits depend on processor and threads. Compared by bytes are
-final weights, the optimizer's state as far as both sides name its values alike, and the losses,
-norms and rates of every step. Prints run, verdict, first difference; exits with 1 if something
-differs that EXPECTED does not name. `--only` takes the beginning of a name, `--keep` a folder for
-both builds and what the runs left; builds are used again for the same commits.
+All runs use one machine and one thread, since bits depend on processor and threads. The script
+compares the bytes of final weights, of the optimizer's values that both sides name alike, and of
+the losses, norms and rates of every step. It prints run, verdict and first difference, and exits
+with 1 if a difference is not in EXPECTED. `--only` takes the beginning of a name. `--keep` takes a
+folder for both builds and the files of the runs; the same commits reuse the builds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from experiments.same_bits.command_runs import command_runs
 from experiments.same_bits.compare import Verdict, compare, of_small_run
 from experiments.same_bits.small_runs import RUNS as SMALL_RUNS
 
-# Runs whose bits change on purpose: from which step on, and why.
+# Runs whose bits change on purpose: the first step that differs, and the reason.
 EXPECTED: dict[str, tuple[int, str]] = {}
 
 
@@ -39,7 +39,7 @@ def run_small(names: list[str], side: Side, folder: Path) -> None:
 
 
 def run_all(names: list[str], folder: Path, old: Side, new: Side) -> list[Verdict]:
-    """Every run asked for, on the old side, then on the new one."""
+    """Make every requested run, on the old side, then on the new one."""
     commands, verdicts = command_runs(), []
     shutil.rmtree(folder / "runs", ignore_errors=True)
     folders = {side: folder / "runs" / side.name for side in (old, new)}
@@ -71,7 +71,7 @@ def word(verdict: Verdict) -> str:
 
 
 def table_of(verdicts: list[Verdict]) -> Table:
-    """One row a run."""
+    """Format one row for each run."""
     table = Table("run", "same?", "first difference", "state compared", box=None, pad_edge=False)
     for verdict in verdicts:
         why = f" ({EXPECTED[verdict.name][1]})" if word(verdict) == "expected" else ""

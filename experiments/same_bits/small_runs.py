@@ -1,8 +1,8 @@
-"""Small runs by the Python class; each side's interpreter runs this same file.
+"""Make small runs with the Python class; each side's interpreter runs this same file.
 
     PYTHON experiments/same_bits/small_runs.py FOLDER [--only NAME]
 
-They use nothing of the package but `import sluiceway`, so that old and new checkouts can run them.
+The runs use nothing of the package but `import sluiceway`, so old and new checkouts can run them.
 Each leaves weights.safetensors, optimizer.pt and losses.jsonl in FOLDER/NAME, or error.txt.
 """
 
@@ -22,7 +22,7 @@ RESUMED_AT, BAD_STEP = 4, 3
 
 @dataclass(frozen=True)
 class SmallRun:
-    """One run: arguments of SubspaceAdamW, and what is done around it."""
+    """One run: arguments of SubspaceAdamW, and the events around them."""
 
     options: dict[str, Any]
     refresh: dict[str, Any] = field(default_factory=dict)
@@ -31,12 +31,12 @@ class SmallRun:
     autocast: str | None = None
     tied: bool = False
     checkpointing: bool = False
-    groups: bool = False  # Matrices with decay, the rest without.
+    groups: bool = False  # Matrices have decay, the rest none.
     schedule: bool = False  # A learning rate scheduler of torch.
-    clip: float | None = None  # By torch, outside of the optimizer.
+    clip: float | None = None  # Clips with torch, outside of the optimizer.
     scaler: bool = False
     bad_step: bool = False  # At BAD_STEP the gradients of the first layer are infinite.
-    resumed: bool = False  # Everything is made anew at RESUMED_AT, from the saved state.
+    resumed: bool = False  # Model and optimizer are made anew at RESUMED_AT, from the saved state.
 
 
 RUNS = {
@@ -114,7 +114,7 @@ RUNS = {
 
 
 def make_model(run: SmallRun) -> Any:
-    """A Llama of two layers, whose key and value weights are too small to be compressed."""
+    """Make a Llama of two layers, whose key and value weights are too small to be compressed."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -136,7 +136,7 @@ def make_model(run: SmallRun) -> Any:
 
 
 def loss_of(run: SmallRun, model: Any, number: int) -> Any:
-    """Loss on tokens that are a function of `number` alone."""
+    """Return the loss on tokens that are a function of `number` alone."""
     import torch
 
     tokens = torch.randint(256, (2, 24), generator=torch.Generator().manual_seed(1000 + number))
@@ -146,7 +146,7 @@ def loss_of(run: SmallRun, model: Any, number: int) -> Any:
 
 
 def make_optimizer(run: SmallRun, model: Any) -> tuple[Any, Any]:
-    """SubspaceAdamW and its scheduler, which may be None."""
+    """Make SubspaceAdamW and its scheduler, which may be None."""
     import sluiceway as sw
     import torch
 
@@ -169,7 +169,7 @@ def make_optimizer(run: SmallRun, model: Any) -> tuple[Any, Any]:
 
 
 def break_first_layer(model: Any) -> Any:
-    """Make what flows back into the first layer infinite, until the handle is removed."""
+    """Make gradients that flow back into the first layer infinite, until the handle is removed."""
 
     def on_input(_: Any, arguments: tuple[Any, ...]) -> None:
         arguments[0].register_hook(lambda gradient: gradient * float("inf"))
@@ -178,7 +178,7 @@ def break_first_layer(model: Any) -> Any:
 
 
 def one_step(run: SmallRun, model: Any, opt: Any, scaler: Any, step: int) -> dict[str, Any]:
-    """Backwards and an update; returns what losses.jsonl says of it."""
+    """Run backward and an update; return the line for losses.jsonl."""
     import torch
 
     broken = break_first_layer(model) if run.bad_step and step == BAD_STEP else None
@@ -210,7 +210,7 @@ def one_step(run: SmallRun, model: Any, opt: Any, scaler: Any, step: int) -> dic
 
 
 def train(run: SmallRun, folder: Path) -> None:
-    """Train, and leave weights, state and losses."""
+    """Train, and write weights, state and losses."""
     import torch
     from safetensors.torch import save_file
 
@@ -238,7 +238,7 @@ def train(run: SmallRun, folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the list; a run that fails leaves its traceback and the others go on."""
+    """Run the list; a run that fails leaves its traceback and the other runs go on."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))

@@ -1,12 +1,12 @@
-"""Times the executor against its cost model; writes results.json and README.md beside this file.
+"""Time the executor against its cost model; write results.json and README.md beside this file.
 
     python -m experiments.schedule.run BUILD_DIR [--steps 9] [--sets 20000] [--normal]
     python -m experiments.schedule.run --check-only
 
-BUILD_DIR is a build without sanitizers. Runs at real-time priority where the system allows it;
-with --normal it does not, and the figures go to results_normal.json. With --check-only nothing is
-run: the figures of results.json are judged again and README.md is written anew. The exit
-status is 1 if a measured step is beyond a bound.
+BUILD_DIR is a build without sanitizers. The script takes real-time priority where the system allows
+it. With --normal it keeps normal priority and writes to results_normal.json. With --check-only it
+runs nothing; it judges the figures of results.json again and rewrites README.md. The exit status is
+1 if a measured step is beyond a bound.
 """
 
 import argparse
@@ -41,8 +41,10 @@ def commit() -> str:
 
 
 def become_punctual() -> str:
-    """Real-time priority for this process and its children, so that other work does not delay
-    sleepers; "normal" where the system does not allow it."""
+    """Give this process and its children real-time priority, so that no other work delays them.
+
+    Returns "normal" if the system does not allow it.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     except PermissionError:
@@ -70,7 +72,7 @@ def run_experiment(build: Path, steps: int, sets: int, normal: bool) -> Row:
 
 
 def bound_s(row: Row) -> tuple[float, float]:
-    """The bound of a step without norm barrier under edf, in seconds, and the factor it may take.
+    """Return the bound in seconds of a step without norm barrier under edf, and its allowed factor.
 
     Equal layers: 5 % over the busiest resource plus the pipeline's fill. Unequal layers: 10 % over
     the busiest resource, plus the largest layer's d2h, host and h2d.
@@ -81,7 +83,7 @@ def bound_s(row: Row) -> tuple[float, float]:
 
 
 def judge(results: Row) -> list[str]:
-    """A line for every bound that does not hold."""
+    """Return a line for every bound that does not hold."""
     failures = []
     for row in results["timed"]:
         name = " ".join((row["layers"], row["ratio"], "norm", row["norm_barrier"], row["order"]))
@@ -99,7 +101,7 @@ def judge(results: Row) -> list[str]:
 
 
 def judge_model(results: Row) -> list[str]:
-    """A line for every kind of set in which edf loses more than 3 % somewhere."""
+    """Return a line for every kind of set in which edf loses more than 3 % somewhere."""
     return [
         f"model, {layer_counts(row)} layers, spread {row['spread']}, jitter {row['jitter']}, norm "
         f"{row['norm_barrier']}: edf loses more than 3 % in "
@@ -117,7 +119,7 @@ def layer_counts(row: Row) -> str:
 
 
 def timed_table(results: Row) -> list[str]:
-    """Measured milliseconds a step and, in brackets, the ratio to the model."""
+    """Format measured milliseconds a step and, in brackets, the ratio to the model."""
     cells: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in results["timed"]:
         key = (row["layers"], row["ratio"], row["norm_barrier"])
@@ -133,7 +135,7 @@ def timed_table(results: Row) -> list[str]:
 
 
 def bound_table(results: Row) -> list[str]:
-    """edf without norm barrier against the busiest resource."""
+    """Compare edf without norm barrier with the busiest resource."""
     lines = [
         "| layers | ratio | edf, ms | busiest, ms | fill or largest layer, ms | bound, ms |",
         "|---|---|---|---|---|---|",
@@ -150,7 +152,7 @@ def bound_table(results: Row) -> list[str]:
 
 
 def launched_table(results: Row) -> list[str]:
-    """Milliseconds a step by who waits for an update that is late."""
+    """Format milliseconds a step by which thread waits for a late update."""
     lines = [
         "| ratio | launch, ms | the thread waits, ms | the device waits, ms | thread / device |",
         "|---|---|---|---|---|",
@@ -205,7 +207,7 @@ def normal_section() -> list[str]:
 
 
 def readme(results: Row, failures: list[str]) -> str:
-    """README.md from the figures of results.json."""
+    """Write README.md from the figures of results.json, as one string."""
     machine = results["machine"]
     verdict = ["Every bound holds."] if not failures else [f"- {line}" for line in failures]
     lines = [
@@ -267,7 +269,7 @@ def readme(results: Row, failures: list[str]) -> str:
 
 
 def main() -> int:
-    """Runs, judges, writes."""
+    """Run, judge, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=Path, nargs="?", help="a build without sanitizers")
     parser.add_argument("--steps", type=int, default=9)
@@ -285,7 +287,7 @@ def main() -> int:
         if args.normal:
             path = HERE / "results_normal.json"
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if args.normal:  # README.md shows the run at real-time priority beside it.
+    if args.normal:  # README.md compares it with the run at real-time priority.
         results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
     failures = judge(results)
     beyond = failures + judge_model(results)

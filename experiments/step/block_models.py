@@ -1,8 +1,8 @@
-"""Blocks of Llamas at their true sizes, with random weights, and how many of them a budget holds.
+"""Build blocks of Llamas at their true sizes, with random weights; count how many a budget holds.
 
-A model of bytes stands in for the whole one: embedding and head have 256 rows, so that a step is
-the blocks' alone, and a block's share of it times the layers of the shape is what all blocks take.
-Embedding and head of the true vocabulary are in no figure, unless a case asks for them.
+A byte model stands in for the whole one: embedding and head have 256 rows, so a step consists of
+the blocks alone. A block's share of it times the layers of the shape gives the time of all blocks.
+No figure includes embedding and head of the true vocabulary unless a case asks for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Pretrain
 
 from experiments.quickstart.run_folder import REPOSITORY
 
-_ROWS = 256  # Of embedding and head.
+_ROWS = 256  # Rows of embedding and head.
 _MOMENTS = 2
 _ON_HOST = {
     "small": {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4,
@@ -30,7 +30,7 @@ SHAPES = (*_ON_HOST, "1b", "1.3b", "3b", "7b")
 
 
 def shape_of(name: str) -> PretrainedConfig:
-    """The config of a shape: small and medium are for the host device, others configs/shapes."""
+    """Return a shape's config: small and medium suit the host device, others are configs/shapes."""
     if name in _ON_HOST:
         return LlamaConfig(**_ON_HOST[name])
     return AutoConfig.from_pretrained(REPOSITORY / f"configs/shapes/llama_{name.replace('.', '_')}")
@@ -38,7 +38,7 @@ def shape_of(name: str) -> PretrainedConfig:
 
 @dataclass(frozen=True)
 class Case:
-    """One shape, with so many tokens a step, and activations kept or computed again."""
+    """One shape with a number of tokens a step, and activations either kept or recomputed."""
 
     shape: str
     tokens: int
@@ -49,7 +49,7 @@ class Case:
 
     @cached_property
     def layers(self) -> int:
-        """Blocks of the whole model."""
+        """Return the number of blocks in the whole model."""
         return shape_of(self.shape).num_hidden_layers
 
     @property
@@ -59,12 +59,12 @@ class Case:
 
     @property
     def batch(self) -> tuple[int, int]:
-        """Sequences, and tokens of each."""
+        """Return the number of sequences, and the tokens of each."""
         length = min(self.sequence, self.tokens)
         return self.tokens // length, length
 
     def build(self, blocks: int) -> torch.nn.Module:
-        """So many blocks in training, on torch's default device; embedding and head are frozen."""
+        """Build blocks for training on torch's default device; embedding and head are frozen."""
         quiet_transformers()
         shape = shape_of(self.shape)
         shape.num_hidden_layers, shape.vocab_size = blocks, self.vocabulary
@@ -74,12 +74,12 @@ class Case:
         return prepare_model(model, "frozen", self.checkpointing)
 
     def batch_on(self, device: torch.device) -> torch.Tensor:
-        """Tokens drawn at random, the same each time."""
+        """Draw random tokens, the same each time."""
         generator = torch.Generator().manual_seed(1)
         return torch.randint(self.vocabulary, self.batch, generator=generator).to(device)
 
     def rehearsal(self, blocks: int) -> Rehearsal:
-        """Bytes and operations of a step in which every gradient stays until the end."""
+        """Return bytes and operations of a step in which every gradient stays until the end."""
         return rehearse(lambda: self.build(blocks), set(), *self.batch, None)
 
     def native_bytes(self, blocks: int) -> int:
@@ -90,7 +90,7 @@ class Case:
         return self.rehearsal(blocks).peak_bytes + _MOMENTS * self.dtype.itemsize * trained
 
     def blocks_within(self, budget: int) -> int:
-        """The most blocks, at most all, that native AdamW trains within so many bytes; 0: none."""
+        """Return how many blocks native AdamW trains within the budget: from 0 to all."""
         one = self.native_bytes(1)
         if one > budget:
             return 0
@@ -100,7 +100,7 @@ class Case:
 def cases(
     shapes: list[str], tokens: list[int], sequence: int, dtype: torch.dtype
 ) -> Iterator[Case]:
-    """Every number of tokens of every shape, without checkpointing and then with it."""
+    """Yield every number of tokens of every shape, without checkpointing and then with it."""
     for checkpointing in (False, True):
         for shape in shapes:
             for count in tokens:

@@ -1,4 +1,4 @@
-"""Memory as the driver counts it, with contexts, kernels and what allocators hold on to."""
+"""Measure memory as the driver counts it, with contexts, kernels and allocator caches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def taken_bytes(device: torch.device) -> int:
 
 
 class TakenPeak:
-    """The most that `taken_bytes` said whenever it was asked.
+    """The largest value of `taken_bytes` over all queries.
 
-    Within `with` a thread asks all the time, which costs steps some of their speed.
+    Within `with`, a thread queries all the time, which slows the steps a little.
     """
 
     _EVERY_S = 0.005
@@ -31,7 +31,7 @@ class TakenPeak:
         self.bytes = taken_bytes(device)
 
     def look(self) -> int:
-        """Ask once; gives the most so far."""
+        """Query once; return the peak so far."""
         self.bytes = max(self.bytes, taken_bytes(self._device))
         return self.bytes
 

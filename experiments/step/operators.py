@@ -2,8 +2,9 @@
 
     python -m experiments.step.operators --out FILE [--ways WAY ...]    # a block of --shape
 
-Operators are torch's, their own time without what they call, on the threads that compute. Ranges
-are the engine's lanes, which run beside them; a step waits for a lane only where `stall` says so.
+Operators are torch's. Their seconds are their own time without the operators that they call, on the
+threads that compute. Ranges are the engine's lanes, which run beside the operators; a step waits
+for a lane only where `stall` says so.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from experiments.step.block_models import SHAPES, Case
 from experiments.step.step_turn import clear, train_step
 from experiments.step.step_ways import NATIVE, WAYS, make_optimizer
 
-FEWEST_SECONDS = 1e-3  # Of a step; what takes less is counted as "other".
+FEWEST_SECONDS = 1e-3  # Seconds of a step; shorter entries count as "other".
 
 
 def operators_of(case: Case, way: str, gbps: float | None, steps: int) -> dict[str, dict]:
-    """Seconds a step of each operator and of each range; the first step is not counted."""
+    """Return seconds a step of each operator and each range; the first step is not counted."""
     model = case.build(1)
     ids = case.batch_on(torch.device("cpu"))
     with closing(make_optimizer(model, WAYS[way], gbps, "host")) as optimizer:
@@ -47,7 +48,7 @@ def operators_of(case: Case, way: str, gbps: float | None, steps: int) -> dict[s
 
 
 def ranges_of(optimizer: Any, way: str, steps: int) -> dict[str, float]:
-    """Seconds a step of the engine's ranges, by their names; native has none."""
+    """Return seconds a step of the engine's ranges, by name; native has none."""
     if way == NATIVE:
         return {}
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +69,7 @@ def longest(seconds: Counter[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Profile every way, print and write what was found."""
+    """Profile every way, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a JSON file")
     parser.add_argument("--shape", choices=SHAPES, default="1b")

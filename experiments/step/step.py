@@ -1,19 +1,19 @@
-"""Seconds a step of native AdamW, of whole gradients offloaded with barriers, and of Sluiceway.
+"""Time a step of native AdamW, of whole gradients offloaded with barriers, and of Sluiceway.
 
     python -m experiments.step.step --device host --out FILE      # a small shape
     python -m experiments.step.step --device cuda:0 --out FILE    # 7b, 3b and 1b
     python -m experiments.step.step --out FILE --table            # prints what FILE has
 
-Every way runs once in each round, over every link, and each round begins with another: a ratio to
-native is that of two turns of one round. A turn makes model and optimizer anew, so that peaks are
-its own. FILE is written after each turn; what it has is not measured again, and a turn that failed
-is a row that says why. A FILE of other options that all rows depend on is refused.
-`step_order.py` has the order.
+Every way runs once in each round, over every link, and each round begins with another way. A ratio
+to native compares two turns of one round. A turn makes model and optimizer anew, so that it has its
+own peaks. The script writes FILE after each turn. It repeats no turn in FILE; a turn that failed is
+a row that says why. It refuses a FILE whose rows depend on other options. `step_order.py` has the
+order.
 
-Exit status: 0, also where --seconds were not enough for all; 1 where a way failed whenever it was
-tried; 3 where --turns were taken and others are left, or the device answers no more. After 3, and
-after a turn that did not end, which ends the process by SIGALRM, the same command goes on behind
-that turn.
+Exit status: 0, even if --seconds were not enough for all turns; 1 if a way failed in every try; 3
+if --turns were taken and others are left, or if the device no longer answers. A turn that does not
+end makes SIGALRM end the process. After that, or after 3, repeat the same command to continue
+behind that turn.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from experiments.step.step_ways import LINKS, MAIN_WAYS, WAYS, Pace, real_link_g
 ON_HOST = {"shapes": ["small"], "tokens": [256, 512], "sequence": 128, "budget": 1 << 30}
 ON_CARD = {"shapes": ["7b", "3b", "1b"], "tokens": [2048, 8192, 4096, 1024, 16384],
            "sequence": 1024}  # fmt: skip
-_OF_CARD = 0.85  # Of its free memory; the rest is for what no tensor accounts for.
+_OF_CARD = 0.85  # Share of free memory; the rest is for memory that no tensor accounts for.
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _START_AGAIN = 3
-# What a row depends on and does not say: all rows of a file have the same.
+# Options that every row depends on and none records: all rows of a file have the same.
 _OF_ALL_ROWS = ("device", "dtype", "sequence", "budget", "warmup", "steps")
 
 
 @contextlib.contextmanager
 def ended_after(seconds: int) -> Iterator[None]:
-    """End the process after so long, which says where it was; 0: never."""
+    """End the process after `seconds` and print where it was; 0 means never."""
     if not seconds:
         yield
         return
@@ -67,7 +67,7 @@ def ended_after(seconds: int) -> Iterator[None]:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Refuse to go on with a file of other options; a budget that is not said is the file's."""
+    """Exit if the file has other options; a budget that is not given comes from the file."""
     found = json.loads(args.out.read_text()) if args.out.exists() else {}
     if args.budget is None:
         args.budget = found.get("budget")
@@ -80,12 +80,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 class Sitting:
-    """The turns of one file: those that are left are taken one after the other.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-    """
+    """The turns of one file; takes those that are left one after the other."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -102,7 +97,7 @@ class Sitting:
         ]
 
     def go_on(self) -> None:
-        """Take what is left, until the seconds are over or --turns were taken."""
+        """Take what is left, until the time is over or --turns were taken."""
         self._write()
         while self.has_time and self._taken < self._args.turns:
             self._taken += 1
@@ -122,7 +117,7 @@ class Sitting:
             if not clear(self._device):
                 print("step.py: the device answers no more, start again", file=sys.stderr)
                 sys.stderr.flush()
-                os._exit(_START_AGAIN)  # The ordinary end would wait for the device.
+                os._exit(_START_AGAIN)  # The ordinary exit would wait for the device.
 
     @property
     def has_time(self) -> bool:
@@ -149,7 +144,7 @@ class Sitting:
         return {**sizes, "gbps": gbps, **measure(case, blocks, turn.way, gbps, self._args)}
 
     def _size(self, case: Case) -> tuple[int, int]:
-        """Blocks that fit, and operations of their step; all turns of a case have the same."""
+        """Blocks that fit, and operations of their step; they are equal in all turns of a case."""
         if case not in self._sizes:
             known = next((row for row in self.rows if case.key.items() <= row.items()
                           and "flops" in row), None)  # fmt: skip
@@ -181,7 +176,7 @@ class Sitting:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line, with what the device makes of its defaults."""
+    """Parse the command line, with defaults that depend on the device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="host", help="host or cuda:0")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """The list of turns in order: if time is short, the requested ones come first.
 
-Asked are 3b and 7b at 2k to 8k tokens a step over a desktop's link and over the card's own, and
-whole gradients at 2k. Every round of those comes before the first of the rest, and each begins with
-2k, as named and with activations kept: a dozen turns.
+The targets are set for 3b and 7b at 2k to 8k tokens a step over a desktop's link and over the
+card's own, and for whole gradients at 2k. Every round of these comes before the first of the rest.
+Each begins with 2k, paced as named and with activations kept: a dozen turns.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Turn:
 
     number: int
     way: str
-    link: str | None  # None: native has none.
-    pacing: str | None  # None: nothing is paced.
+    link: str | None  # None: native uses no link.
+    pacing: str | None  # None: no link to pace.
 
     @property
     def key(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Turn:
 def turns_of_round(
     number: int, ways: list[str], links: list[str], pacings: list[str]
 ) -> list[Turn]:
-    """Every way once over every link; each round begins with another, the first with native."""
+    """List every way once over every link; rounds differ in the first way, round 0 has native."""
     found = [Turn(number, NATIVE, None, None)]
     for way in ways:
         for link in links if way != NATIVE else ():

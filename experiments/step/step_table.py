@@ -1,4 +1,4 @@
-"""Markdown of what step.py wrote; needs no torch."""
+"""Format what step.py wrote as Markdown; needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZES = ("device_bytes", "driver_bytes", "host_bytes", "d2h", "h2d")
 
 
 def table(result: dict[str, Any]) -> str:
-    """A table for each shape, number of tokens and kind of activations."""
+    """Format a table for each shape, number of tokens and kind of activations."""
     rows = result["rows"]
     parts = [f"{result['device']}: {named(result['machine'])}, {result['dtype']}. "
              f"Scaled: {result['scaled']}."]  # fmt: skip
@@ -35,13 +35,13 @@ def way_of(row: dict[str, Any]) -> tuple:
 
 
 def named(machine: dict[str, Any]) -> str:
-    """The card, where there is one, and the processor."""
+    """Name the card, if there is one, and the processor."""
     processor = f"{machine['processor']}, {machine['cores']} cores"
     return f"{machine['gpu']} beside {processor}" if machine["gpu"] else processor
 
 
 def case_table(rows: list[dict[str, Any]]) -> str:
-    """Medians over the rounds, and below them the turns that failed."""
+    """Format medians over the rounds, and below them the turns that failed."""
     shape, tokens, checkpointing = case_of(rows[0])
     title = f"**{shape}, {tokens:,} tokens a step, {'' if checkpointing else 'no '}checkpointing**"
     ran = [row for row in rows if "failed" not in row]
@@ -57,19 +57,19 @@ def case_table(rows: list[dict[str, Any]]) -> str:
 
 
 def link_name(row: dict[str, Any]) -> str:
-    """The link as a reader is told of it."""
+    """Name the link for a reader."""
     scaled = " by ratio" if row["pacing"] == BY_RATIO else ""
     return f"{row['link']}{scaled}" if row["link"] else "-"
 
 
 def failure_line(row: dict[str, Any]) -> str:
-    """One turn that failed, and why."""
+    """Format one failed turn and its reason."""
     link = f" over {link_name(row)}" if row["link"] else ""
     return f"- {row['way']}{link}, round {row['round']}, failed: {row['failed']}"
 
 
 def line(turns: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
-    """One way over one link."""
+    """Format one way over one link."""
     first, ratios = turns[0], ratios_to_native(turns, rows)
     whole = 1e3 * statistics.median(t["seconds"] for t in turns) * first["layers"] / first["blocks"]
     spread = "-"
@@ -84,11 +84,11 @@ def line(turns: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
 
 
 def most(turns: list[dict[str, Any]], key: str) -> float | None:
-    """Over the rounds; None where there is no such count, as of a driver on the host device."""
+    """Return the most over the rounds; None if no turn has the count, as a driver's on the host."""
     return max((t[key] for t in turns if t[key] is not None), default=None)
 
 
 def ratios_to_native(turns: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[float]:
-    """One a round."""
+    """Return one ratio for each round."""
     native = {row["round"]: row["seconds"] for row in rows if row["way"] == NATIVE}
     return [turn["seconds"] / native[turn["round"]] for turn in turns if turn["round"] in native]

@@ -1,4 +1,4 @@
-"""One turn: a few steps of one way, and what they took."""
+"""Take one turn: run a few steps of one way, and measure them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def train_step(model: torch.nn.Module, optimizer: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Forward, backward and update; gives the loss, and does not wait for it."""
+    """Run forward, backward and update; return the loss without waiting for it."""
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
     loss.backward()
     optimizer.step()
@@ -32,9 +32,9 @@ def train_step(model: torch.nn.Module, optimizer: Any, ids: torch.Tensor) -> tor
 
 
 def measure(case: Case, blocks: int, way: str, gbps: float | None, args: Any) -> dict[str, Any]:
-    """Medians of a few steps, and the most that each tier held.
+    """Return medians of a few steps, and the most that each tier held.
 
-    A way whose steps are slow takes fewer of them, two at least, to stay within `args.patience`
+    A way with slow steps takes fewer of them, but at least two, to stay within `args.patience`
     seconds.
     """
     device = torch_device(args.device)
@@ -48,7 +48,7 @@ def measure(case: Case, blocks: int, way: str, gbps: float | None, args: Any) ->
             train_step(model, optimizer, ids)
             told.append(optimizer.stats())
             if step < args.warmup:
-                taken.look()  # Not later: it would be in what is timed.
+                taken.look()  # Looking later would add to the times.
             elif step > args.warmup and time.monotonic() - began > args.patience:
                 break
         laps.mark()
@@ -57,7 +57,7 @@ def measure(case: Case, blocks: int, way: str, gbps: float | None, args: Any) ->
         seconds = laps.seconds()[args.warmup :]
         return {
             "seconds": statistics.median(seconds),
-            "mean_seconds": statistics.fmean(seconds),  # Steps with residuals in turns differ.
+            "mean_seconds": statistics.fmean(seconds),  # Steps differ when residuals take turns.
             "steps": len(seconds),
             **figures(told[args.warmup :], peak),
             **bytes_of_a_step(optimizer, told),
@@ -75,7 +75,7 @@ def failure(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def clear(device: torch.device) -> bool:
-    """Let go of what a turn held; False where the device answers no more, as after a bad access."""
+    """Release a turn's memory; return False if the device has failed, as after a bad access."""
     gc.collect()
     if device.type == "cuda":
         try:
@@ -87,7 +87,7 @@ def clear(device: torch.device) -> bool:
 
 
 def figures(told: list[dict[str, Any]], peak: DevicePeak) -> dict[str, Any]:
-    """Stall and peaks, from what the optimizer says; native says nothing."""
+    """Return stall and peaks from the optimizer's statistics; native has none."""
     if not told[-1]:
         return {"stall_share": 0.0, "device_bytes": peak.read(), "host_bytes": 0}
     tiers = told[-1]["peak_bytes"]
@@ -103,7 +103,7 @@ def bytes_of_a_step(optimizer: Any, told: list[dict[str, Any]]) -> dict[str, flo
     links = ("d2h", "h2d")
     if not told[-1]:
         return dict.fromkeys(links, 0)
-    late = optimizer.engine.take_stats()  # What crossed after the last step().
+    late = optimizer.engine.take_stats()  # Bytes that crossed after the last step().
     return {
         link: (late[f"{link}_bytes"] + sum(one["bytes"][link] for one in told)) / len(told)
         for link in links

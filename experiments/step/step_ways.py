@@ -1,4 +1,4 @@
-"""The optimizers that are compared, and the links that they are compared over."""
+"""List the optimizers under comparison, and the links that they run over."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from experiments.step.step_order import BY_RATIO, DESKTOP_LINK, NATIVE, UNTHROTT
 
 
 def hooks(ratio: float, **more: object) -> dict[str, Any]:
-    """Options of the way that forms every gradient, and trains what a core leaves of it."""
+    """Options of the way that forms every gradient, and also trains what a core leaves out."""
     return {"codec": "block_random", "ratio": ratio, "residual": "factored", **more}
 
 
 def fused(ratio: float, residual: str = "none", **more: object) -> dict[str, Any]:
-    """Options of the way that forms no gradient, but those of a residual in turns."""
+    """Return options of the way that forms no gradients except those of a residual in turns."""
     shared = {"fused": True, "share_inputs": True}
     return {"codec": "block_random", "ratio": ratio, "residual": residual, **shared, **more}
 
@@ -28,8 +28,8 @@ def fused(ratio: float, residual: str = "none", **more: object) -> dict[str, Any
 # All of them train the same weights, with one backward a step.
 MAIN_WAYS = {
     NATIVE: None,
-    # Every whole gradient goes to the host, AdamW begins when all are there, the next forward when
-    # all updates are back.
+    # Every whole gradient goes to the host. AdamW begins when all gradients are there, and the next
+    # forward begins when all updates are back.
     WHOLE: {"codec": "identity", "schedule": "barrier"},
     "Sluiceway, hooks": hooks(0.25),
     "Sluiceway, fused": fused(0.5),
@@ -41,7 +41,7 @@ def rolling(ratio: float, every: int | None) -> str:
     return f"f = {ratio:g}, residual {f'every {every}' if every else 'none'}"
 
 
-# Those, and residuals in turns: one in each step needs every gradient.
+# The ways above, and residuals in turns; a residual in each step needs every gradient.
 WAYS = {
     **MAIN_WAYS,
     **{
@@ -53,8 +53,8 @@ WAYS = {
     **{rolling(ratio, None): fused(ratio) for ratio in (0.25, 0.5)},
 }
 _LATENCY_US = 10.0
-_DESKTOP_FLOP_PER_S = 82.6e12  # As configs/desktop_7b.yaml says of its card.
-# GB/s each way that page-locked copies get, and what the card on that link computes.
+_DESKTOP_FLOP_PER_S = 82.6e12  # As in configs/desktop_7b.yaml.
+# GB/s each way of page-locked copies, and flop/s of the card on that link.
 _PACED = {
     "PCIe 3.0 x8": (CARD_LINK_GBPS / 2, CARD_FLOP_PER_S),
     "PCIe 4.0 x8": (CARD_LINK_GBPS, CARD_FLOP_PER_S),
@@ -71,9 +71,10 @@ class Pace:
     Parameters
     ----------
     flop_per_s : float
-        What this device reached with native AdamW.
+        Rate that this device reached with native AdamW.
     real_gbps : float
-        Of its own link, which no pacing makes faster; infinity where the link is a copy in memory.
+        Rate of the device's own link, which no pacing exceeds; infinity if the link is a copy in
+        memory.
     """
 
     flop_per_s: float
@@ -90,14 +91,14 @@ class Pace:
 
 
 def real_link_gbps(device: torch.device) -> float:
-    """The slower direction of copies between a card and page-locked memory."""
+    """Return GB/s of the slower copy direction between a card and page-locked memory."""
     if device.type != "cuda":
         return float("inf")
     here = torch.empty(_COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(here, device=device)
     slowest = 0.0
     for target, source in ((here, there), (there, here)):
-        for _ in range(3):  # The last counts.
+        for _ in range(3):  # The last copy counts.
             laps = Laps(device)
             laps.mark()
             target.copy_(source, non_blocking=True)
@@ -107,17 +108,17 @@ def real_link_gbps(device: torch.device) -> float:
 
 
 class Resident(torch.optim.AdamW):
-    """torch's fused AdamW with everything on the device, and what the loop asks of the others."""
+    """torch's fused AdamW with everything on the device, plus the methods that the loop needs."""
 
     def stats(self) -> dict[str, Any]:
         """Return nothing: no bytes cross a link."""
         return {}
 
     def synchronize(self) -> None:
-        """It enqueues all of a step where the model computes."""
+        """Return at once, as a step runs on the model's own stream."""
 
     def close(self) -> None:
-        """It holds nothing of the model."""
+        """Do nothing, as it holds nothing of the model."""
 
 
 def make_optimizer(
@@ -127,7 +128,7 @@ def make_optimizer(
     device: str,
     **more: object,
 ) -> Resident | sw.SubspaceAdamW:
-    """A way's, over a link of `gbps` each way or one that is not throttled; None: native's."""
+    """Make a way's optimizer, over a link of `gbps` each way or unthrottled; None: native's."""
     if options is None:
         return Resident([p for p in model.parameters() if p.requires_grad], fused=True)
     link = None if gbps is None else sw.Link(gbps, gbps, _LATENCY_US)
@@ -142,7 +143,7 @@ class Laps:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Here one lap ends and the next begins; does not wait for the device."""
+        """End one lap and begin the next, without waiting for the device."""
         self._marks.append(self._ops.mark())
 
     def seconds(self) -> list[float]:

@@ -1,11 +1,11 @@
 """Distance of weights, after many small steps, from the exact result of the steps.
 
     python -m experiments.zo.drift            # all rows, into drift.json
-    python -m experiments.zo.drift --table    # what it found, as the tables of README.md
+    python -m experiments.zo.drift --table    # prints the tables of README.md
 
-Every way is given the same steps: theta <- theta - lr g_k z_k, with z_k drawn by the package and
-g_k from a normal distribution of deviation 1. So the displacement that they intend is known, and
-is summed in f64. What a way ends at, less where it began and less that displacement, is its error.
+Every way takes the same steps: theta <- theta - lr g_k z_k. The package draws z_k, and g_k comes
+from a normal distribution of deviation 1. So the intended displacement is known; the script sums it
+in f64. The error of a way is its end, less its start and less that displacement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = Path(__file__).with_name("drift.json")
 RATES = (1e-7, 1e-6, 1e-5)
 FAMILIES = ("rademacher", "gaussian")
 EPS = 1e-3
-TENSOR, DIRECTION, ROUNDING = _core.stable_hash("drift"), 0, 1  # What keys noise and rounding.
+TENSOR, DIRECTION, ROUNDING = _core.stable_hash("drift"), 0, 1  # Keys of noise and rounding.
 
 
 class Way(Protocol):
@@ -37,7 +37,7 @@ class Way(Protocol):
         """Take a step."""
 
     def theta(self) -> torch.Tensor:
-        """The weights, exactly as they are kept."""
+        """Return the weights exactly as the way keeps them."""
 
 
 class InPlace:
@@ -57,7 +57,7 @@ class InPlace:
 
 
 class Master:
-    """Weights that each step is added to: f32, or bf16 that is rounded at random."""
+    """Weights that each step is added to: f32, or bf16 with stochastic rounding."""
 
     def __init__(self, start: torch.Tensor, lr: float, family: str, seed: int) -> None:
         self._w, self._lr, self._family, self._seed = start.clone(), lr, family, seed
@@ -72,7 +72,7 @@ class Master:
 
 
 class Log:
-    """A base that is never written to, and scalars; a new base of its type every `period` steps."""
+    """Base that stays as it is, and scalars; a new base of its type every `period` steps."""
 
     def __init__(
         self, start: torch.Tensor, lr: float, family: str, seed: int, period: int | None = None
@@ -96,13 +96,13 @@ class Log:
 
 
 def pending(seed: int, number: int, lr: float, g: float) -> tuple[int, int, int, int, float]:
-    """The update of a step as the optimizer makes it."""
+    """Return the update of a step as the optimizer makes it."""
     group = {"lr": lr, "weight_decay": 0.0, "gamma": 1.0}
     return (seed, number, TENSOR, DIRECTION, group_update("drift", group, [g]).scales[0])
 
 
 def ways(weights: torch.Tensor, lr: float, family: str, seed: int) -> dict[str, tuple[Way, Any]]:
-    """Each way and the 16-bit weights, of a checkpoint as it were, that it begins at."""
+    """Return each way and the 16-bit weights it starts from, as if from a checkpoint."""
     half, brain = weights.half(), weights.bfloat16()
     single = brain.float()
     return {
@@ -118,12 +118,12 @@ def ways(weights: torch.Tensor, lr: float, family: str, seed: int) -> dict[str, 
 def measure(
     shape: tuple[int, int], steps: int, family: str, seed: int, rates: tuple[float, ...] = RATES
 ) -> Iterator[dict[str, Any]]:
-    """One row a way and rate: error and progress, both as shares of the intended displacement."""
+    """Yield a row per way and rate: error and progress as shares of the intended displacement."""
     draw = torch.Generator().manual_seed(seed)
     weights = 0.02 * torch.randn(*shape, generator=draw)
     gradients = [as_float(g) for g in torch.randn(steps, generator=draw).tolist()]
     all_ways = {lr: ways(weights, lr, family, seed) for lr in rates}
-    intended = torch.zeros(shape, dtype=torch.float64)  # Of lr 1.
+    intended = torch.zeros(shape, dtype=torch.float64)  # For a learning rate of 1.
     z = torch.empty(shape)
     for number, g in enumerate(gradients):
         _core.draw_noise(z, family, seed, number, TENSOR, DIRECTION)
@@ -147,7 +147,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]], family: str) -> str:
-    """Error of each way, seeds by their mean."""
+    """Format the error of each way; seeds are averaged."""
     rows = [row for row in rows if row["family"] == family]
     rates, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("lr", "way"))
     lines = ["| " + " | ".join(["way", *(f"lr {lr:.0e}" for lr in rates)]) + " |"]
@@ -162,7 +162,7 @@ def table(rows: list[dict[str, Any]], family: str) -> str:
 
 
 def figure(error: float) -> str:
-    """Two digits, or those before the point."""
+    """Format two digits, or all digits before the point."""
     return f"{error:.0f}" if error >= 100 else f"{error:.2g}"
 
 

@@ -3,8 +3,8 @@
     python -m experiments.zo.g_of_losses            # into g_of_losses.json
     python -m experiments.zo.g_of_losses --table
 
-The weights never move. In each forward three losses are taken of the same hidden states: of logits
-in f64, which is the yardstick; `chunked_cross_entropy`; and the model's own.
+The weights never move. In each forward the same hidden states give three losses: from logits in
+f64, which is the reference; from `chunked_cross_entropy`; and the model's own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CONFIG = REPOSITORY / "configs/quickstart.yaml"
 
 
 class Losses:
-    """A closure of one batch, which keeps the three losses of each half."""
+    """Closure of one batch, which keeps the three losses of each half."""
 
     def __init__(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> None:
         self._model, self._inputs = model, inputs
         self.seen: list[dict[str, float]] = []  # "+", then "-".
 
     def __call__(self) -> torch.Tensor:
-        """The yardstick's."""
+        """Return the reference loss."""
         head, given = self._model.get_output_embeddings(), []
         handle = head.register_forward_pre_hook(lambda _, args: given.append(args[0]))
         try:
@@ -52,7 +52,7 @@ class Losses:
 
 
 def measure(dtype: torch.dtype, steps: int, micro_batch: int) -> dict[str, Any]:
-    """Deviation of g over steps and, for two losses, root mean square of what they add to it."""
+    """Measure the deviation of g over steps and, for two losses, the RMS of what they add to it."""
     from sluiceway.config.file import load_config
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,7 +83,7 @@ def measure(dtype: torch.dtype, steps: int, micro_batch: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line a type."""
+    """Format one line for each type."""
     lines = ["| model | g | error by `sw.ChunkedLoss` | error by the model's own loss |"]
     lines.append("|---" * 4 + "|")
     for row in rows:
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=8, help="2,048 tokens")
     args = parser.parse_args()
     if not args.table:
-        warnings.simplefilter("ignore")  # That norms are bf16 is what is asked for.
+        warnings.simplefilter("ignore")  # The warning says that norms are bf16, which is intended.
         rows = [measure(t, args.steps, args.micro_batch) for t in (torch.float32, torch.bfloat16)]
         write_rows(RESULTS, rows, machine=machine())
     print(table(json.loads(RESULTS.read_text())["rows"]))

@@ -4,13 +4,13 @@
     python -m experiments.zo.quickstart --clock    # then, on a quiet machine: seconds of a step
     python -m experiments.zo.quickstart --table    # both, as the tables of README.md
 
-A run is `sluiceway train configs/quickstart_zo.yaml` with overrides: text, tokens and held-out part
-are the same for all. Its learning rate is the one of RATES that ends lowest on a seed of its own,
-which no other table has. The default noise has all seeds from the tiers that stream, and one run on
-the device, to show that tiers have the same bits; other noises are run on the device. Further seeds
-are of all noises on the device, and pair them. Two runs go at a time, so their seconds mean
-nothing: `--clock` takes turns of a few steps of each way, one after another, and seconds of a run
-are steps times the median of these.
+A run is `sluiceway train configs/quickstart_zo.yaml` with overrides; text, tokens and held-out part
+are the same for all. Its learning rate is the one of RATES that ends lowest on a separate seed,
+which no other table uses. The default noise runs with all seeds on the tiers that stream, and once
+on the device, to show that tiers have the same bits. Other noises run on the device. All noises
+have further seeds on the device, which pair them. Two runs go at a time, so their seconds mean
+nothing: `--clock` takes turns of a few steps of each way, one after another. Seconds of a run are
+its steps times the median of these.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ RESULTS, CLOCK = (
 )
 CONFIG = REPOSITORY / "configs/quickstart_zo.yaml"
 NOISES = ("rademacher", "gaussian", "lowrank")
-DEFAULT = "rademacher"  # What `auto` is, and the tiers that stream are run with.
+DEFAULT = "rademacher"  # The choice of `auto`, and the noise of the tiers that stream.
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 STEPS = 700
 PICK_SEED, SEEDS, FURTHER_SEEDS = 100, (0, 1, 2), (3, 4, 5, 6, 7)
-NATIVE_RATE = 2e-3  # The best of experiments/quickstart/native_lr.json.
+NATIVE_RATE = 2e-3  # The best rate of experiments/quickstart/native_lr.json.
 NATIVE_STEPS = (15, 50, 150, 500)
-NEW_BASE = 350  # Steps: a run on disk has one in its middle and one at its end.
+NEW_BASE = 350  # Steps to a new base: a run on disk makes one in its middle and one at its end.
 CLOCK_STEPS, CLOCK_ROUNDS = 12, 5
-SPAN = 25  # Steps of each root mean square of g.
+SPAN = 25  # Steps in each root mean square of g.
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run; noise and tier are None of native AdamW."""
+    """A run; native AdamW has None for noise and tier."""
 
     lr: float
     seed: int
@@ -111,12 +111,13 @@ def row_of(case: Case, done: RunFolder) -> dict[str, Any]:
 
 
 def measure(cases: list[Case]) -> None:
-    """Run what is not in the file yet, two at a time."""
+    """Run what the file lacks, two at a time."""
     rows = read_rows(RESULTS)
     seen = {tuple(row[key.name] for key in fields(Case)) for row in rows}
     missing = [case for case in cases if tuple(asdict(case).values()) not in seen]
     with ThreadPoolExecutor(2) as pool:
-        for case, done in zip(missing, pool.map(run, missing), strict=True):  # In order.
+        # pool.map() yields the results in order.
+        for case, done in zip(missing, pool.map(run, missing), strict=True):
             rows.append(row_of(case, done))
             write_rows(RESULTS, rows, machine=machine())
             before, after = done.loss_before, done.loss_after
@@ -124,18 +125,18 @@ def measure(cases: list[Case]) -> None:
 
 
 def picks(rates: Sequence[float], noises: Sequence[str] = NOISES) -> list[Case]:
-    """Runs that a learning rate is chosen by."""
+    """Return the runs that choose a learning rate."""
     return [Case(lr, PICK_SEED, noise=noise, tier="device") for noise in noises for lr in rates]
 
 
 def at_the_edge() -> list[str]:
-    """Noises whose best rate is the largest but one: the largest was left out so far."""
+    """Return noises whose best rate is the largest but one; the largest has not run so far."""
     rows = read_rows(RESULTS)
     return [noise for noise in NOISES if picked(rows, noise) == RATES[-2]]
 
 
 def picked(rows: list[dict[str, Any]], noise: str) -> float:
-    """The learning rate of a noise."""
+    """Return the chosen learning rate of a noise."""
     of_noise = [row for row in rows if row["noise"] == noise and row["seed"] == PICK_SEED]
     return min(of_noise, key=lambda row: row["evals"][-1][1])["lr"]
 
@@ -152,14 +153,14 @@ def finals() -> list[Case]:
 
 
 def further() -> list[Case]:
-    """Runs that noises are compared by, beside those of SEEDS."""
+    """Return the further runs that compare noises, beside those of SEEDS."""
     rows = read_rows(RESULTS)
     rates = {noise: picked(rows, noise) for noise in NOISES}
     return [Case(rates[n], s, noise=n, tier="device") for s in FURTHER_SEEDS for n in NOISES]
 
 
 def clock() -> None:
-    """Seconds of a step of each way, in turns."""
+    """Measure seconds of a step of each way, in turns."""
     cases = [Case(1e-3, 0, CLOCK_STEPS, noise, "device") for noise in NOISES]
     cases += [Case(1e-3, 0, CLOCK_STEPS, noise, "host") for noise in NOISES]
     cases.append(Case(1e-3, 0, CLOCK_STEPS, DEFAULT, "disk"))
@@ -176,7 +177,7 @@ def clock() -> None:
 
 
 def seconds_by_way() -> dict[str, float]:
-    """Medians."""
+    """Return median seconds of a step by way."""
     rows = read_rows(CLOCK)
     return {
         way: statistics.median(row["seconds"] for row in rows if row["way"] == way)
@@ -185,14 +186,14 @@ def seconds_by_way() -> dict[str, float]:
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Mean, and its standard error."""
+    """Return a mean and its standard error."""
     if len(values) == 1:
         return values[0], float("nan")
     return statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
 
 
 def groups() -> Iterator[tuple[list[dict[str, Any]], list[float]]]:
-    """Runs that differ by their seed alone, and what each gained."""
+    """Yield runs that differ by their seed alone, and the gain of each."""
     rows = [row for row in read_rows(RESULTS) if row["seed"] != PICK_SEED]
     for key in dict.fromkeys((row["way"], row["steps"]) for row in rows):
         of_key = [row for row in rows if (row["way"], row["steps"]) == key]
@@ -200,7 +201,7 @@ def groups() -> Iterator[tuple[list[dict[str, Any]], list[float]]]:
 
 
 def gains() -> str:
-    """One line a way: gain over seeds, and what it cost."""
+    """Format one line for each way: gain over seeds, and its cost."""
     head = (
         "| way | lr | steps | gain, nats | standard error | s a step | s | link, KiB a step "
         "| disk read, KiB a step | written a step, KiB | new bases, MiB a run |"
@@ -252,7 +253,7 @@ def paired() -> str:
 
 
 def curves() -> str:
-    """Gain of a way by step: mean over seeds."""
+    """Tabulate the gain of each way by step, as means over seeds."""
     zo = [rows for rows, _ in groups() if rows[0]["noise"] is not None]
     if not zo:
         return "no run of another seed yet"
@@ -269,7 +270,7 @@ def curves() -> str:
 
 
 def rates() -> str:
-    """Held-out loss after the runs that rates are chosen by."""
+    """Tabulate held-out losses of the runs that choose rates."""
     rows = [row for row in read_rows(RESULTS) if row["seed"] == PICK_SEED]
     lines = ["| noise | " + " | ".join(f"lr {lr:g}" for lr in RATES) + " |"]
     lines.append("|---" * (1 + len(RATES)) + "|")

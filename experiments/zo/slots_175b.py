@@ -1,14 +1,14 @@
-"""Layers of OPT-175B at their true size, trained from a drive, beside what is planned for all 96.
+"""Train layers of OPT-175B at their true size from a drive, and compare with the plan for all 96.
 
     python -m experiments.zo.slots_175b FOLDER            # 24 GiB in FOLDER; into slots_175b.json
     python -m experiments.zo.slots_175b FOLDER --small    # a small shape for seconds, no file
-    python -m experiments.zo.slots_175b --table           # what it found, as the table of README.md
+    python -m experiments.zo.slots_175b --table           # prints the table of README.md
 
-It is `configs/opt_175b_zo.yaml`, budget and all, on the host device, with fewer blocks, of random
-weights, and without evaluations. What the device holds follows from the largest layers and from the
-sequence, not from how many blocks there are. All that is made in FOLDER is removed again.
+The run is `configs/opt_175b_zo.yaml` with its budget on the host device, but with fewer blocks,
+random weights, and no evaluations. The device's memory depends on the largest layers and on the
+sequence, not on the number of blocks. The script removes everything that it makes in FOLDER.
 
-Exit status: 0; 1 where something is not as planned.
+Exit status: 0, or 1 if something differs from the plan.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ RESULTS = Path(__file__).with_name("slots_175b.json")
 CONFIG = REPOSITORY / "configs/opt_175b_zo.yaml"
 SHAPE = REPOSITORY / "configs/shapes/opt_175b"
 _DEVIATION = 0.02
-_SMALL_TENSORS = 1 << 20  # Bytes of a step's that no plan counts: states of generators, for one.
+_SMALL_TENSORS = 1 << 20  # Bytes of a step that no plan counts, such as states of generators.
 _SMALL = {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 256, "num_attention_heads": 4,
           "vocab_size": 509, "num_hidden_layers": 6, "max_position_embeddings": 64}  # fmt: skip
 
 
 def config_of(model: Path, store: Path, sequence: int) -> Config:
-    """The config with another model, and what one host can run."""
+    """Return the config with another model, and with options that one host can run."""
     overrides = [
         f"model.path={model}", f"store.path={store}", f"data.sequence_length={sequence}",
         "data.eval=[]", "train.eval_every=0", "device.name=host", "device.link=null",
@@ -60,7 +60,7 @@ def config_of(model: Path, store: Path, sequence: int) -> Config:
 
 
 def write_shape(folder: Path, layers: int | None, small: bool) -> Path:
-    """The shape's config.json with so many blocks; None: all of them."""
+    """Write the shape's config.json with `layers` blocks; None: all of them."""
     folder.mkdir()
     shape = json.loads((SHAPE / "config.json").read_text()) | (_SMALL if small else {})
     shape["num_hidden_layers"] = layers or shape["num_hidden_layers"]
@@ -77,7 +77,7 @@ def random_weight(like: torch.Tensor) -> torch.Tensor:
 
 
 def write_model(folder: Path) -> None:
-    """Weights of the shape in a folder, one after the other."""
+    """Write random weights of the shape to a folder, one after the other."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = build_skeleton(str(folder), torch.bfloat16)
@@ -92,18 +92,18 @@ def kernel_bytes() -> dict[str, int]:
 
 
 def batch_of(number: int, tokens: int, vocabulary: int) -> Batch:
-    """Tokens at random."""
+    """Draw random tokens."""
     draw = torch.Generator().manual_seed(number)
     ids = torch.randint(2, vocabulary, (1, tokens), generator=draw)
     return Batch({"input_ids": ids, "labels": ids}, tokens, tokens - 1)
 
 
 def train(config: Config, steps: int) -> list[dict[str, Any]]:
-    """A row for each step. Peaks of torch are of the step, the others since the beginning."""
+    """Return a row for each step. Peaks of torch are those of the step, others since the start."""
     placement, folder = choose_placement(config), Path(config.model.path)
     with denormals(config, placement):
         context = open_context(config, Inputs(placement, None, None, {}), folder, None)
-        (folder / WEIGHTS_FILE).unlink()  # The store has them, and the drive may have no more room.
+        (folder / WEIGHTS_FILE).unlink()  # The store has a copy; the drive may lack room for two.
         try:
             return [step_row(context, config, number) for number in range(steps)]
         finally:
@@ -111,7 +111,7 @@ def train(config: Config, steps: int) -> list[dict[str, Any]]:
 
 
 def step_row(context: RunContext, config: Config, number: int) -> dict[str, Any]:
-    """Make a step, and say what it took."""
+    """Make a step, and return its measurements."""
     engine, device = context.engine, context.engine.optimizer.device
     vocabulary = engine.model.config.vocab_size
     gc.collect()
@@ -131,14 +131,14 @@ def step_row(context: RunContext, config: Config, number: int) -> dict[str, Any]
 
 
 def matrices(folder: Path) -> tuple[int, int]:
-    """Bytes that a pass streams by the shape's own formula, and those of norms and biases."""
+    """Return bytes that a pass streams by the shape's formula, and those of norms and biases."""
     shape = json.loads((folder / "config.json").read_text())
     wide, ffn, layers = shape["hidden_size"], shape["ffn_dim"], shape["num_hidden_layers"]
     block = 4 * wide * wide + 2 * wide * ffn
-    positions = shape["max_position_embeddings"] + 2  # As OPT has them.
-    # The embedding is the head, too.
+    positions = shape["max_position_embeddings"] + 2  # OPT has two positions more.
+    # The embedding also serves as the head.
     streamed = layers * block + (2 * shape["vocab_size"] + positions) * wide
-    # Of a block: two norms, and the biases of six layers; and the last norm.
+    # A block has two norms and the biases of six layers; the last norm comes on top.
     vectors = layers * (4 * wide + 4 * wide + ffn + wide) + 2 * wide
     return 2 * streamed, 2 * vectors
 
@@ -148,7 +148,7 @@ def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
     last, here, full = run["rows"][-1], run["planned"], run["planned_full"]
     parts, tiers, links = here["device_parts"], here["peak_bytes"], here["bytes_per_step"]
     slots = last["peak_bytes"]["device"] - last["forwards"] - run["vector_bytes"]
-    # A step's end has read ahead of the next one; as far as slots go, and never further.
+    # The end of a step reads ahead for the next one, at most as far as slots go.
     later = run["rows"][1:]
     written = max(r["kernel_written"] for r in later)
     ahead = tiers["pinned"] + parts["slots"]
@@ -180,7 +180,7 @@ def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
             full["bytes_per_step"]["h2d"], run["streamed_bytes"] == links["h2d"]),
         link("over the link, a step", "h2d", [r["bytes"]["h2d"] for r in later]),
         link("read, a step", "disk_read", [r["bytes"]["disk_read"] for r in later]),
-        # Where a small one runs there may be no drive, or others in the process who use it.
+        # A small run may have no drive, or share the process with others that use it.
         *([] if run["small"] else [
             link("read, a step, by the kernel", "disk_read", [r["kernel_read"] for r in later]),
             row("written, a step, by the kernel", written, 0, 0, written < 1 << 20),
@@ -211,7 +211,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Refuse to fill a drive."""
+    """Exit if the drive has too little room."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         sys.exit(

@@ -1,14 +1,15 @@
-"""A step of streamed weights against its bounds, and against weights that stay on the device.
+"""Compare a step of streamed weights with its bounds, and with weights that stay on the device.
 
     python -m experiments.zo.streaming            # into streaming.json
     python -m experiments.zo.streaming --once     # a small model for seconds, which writes nothing
-    python -m experiments.zo.streaming --table    # what it found, as the tables of README.md
+    python -m experiments.zo.streaming --table    # prints the tables of README.md
 
-The device is one core of the host, its lanes have another, and the link is throttled: times are
-those of a throttled link. Two things bound a step: `link`, what crosses in it at that rate, and
-`compute`, the same steps by the same engine with every weight resident, so that they perturb and
-replay as much and nothing crosses. A way is a mode and a rate by link / compute; a turn of one is a
-few steps behind a base, and a round has a turn of each: ratios are those of one round.
+The device is one core of the host, its lanes have another core, and the link is throttled, so times
+are those of a throttled link. Two things bound a step: `link`, the time that its bytes take at that
+rate, and `compute`, the same steps by the same engine with every weight resident, so they perturb
+and replay as much and nothing crosses. A way is a mode and a rate by link / compute. A turn of a
+way is a few steps after a base, and a round has a turn of each way: ratios are taken within one
+round.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from experiments.zo.streaming_table import PENDING, PREFETCH, ROUND, SAVING, tab
 
 RESULTS = Path(__file__).with_name("streaming.json")
 LR = 1e-7
-_ARENAS, _MMAP_ABOVE, _TRIM_ABOVE = -8, -3, -1  # Of mallopt; malloc.h.
+_ARENAS, _MMAP_ABOVE, _TRIM_ABOVE = -8, -3, -1  # Parameters of mallopt, from malloc.h.
 
 
 @dataclass(frozen=True)
 class Way:
-    """A mode, and how fast its link is.
+    """A mode, and the rate of its link.
 
     Parameters
     ----------
     mode : str or None
-        log or parity, or parity with a narrow wire, parity-fp8 for one, whose weights that stay
-        are masters even so. None: weights stay on the device, which is zeroth order in memory.
+        log or parity; or parity with a narrow wire, such as parity-fp8, whose resident weights are
+        masters all the same. None: weights stay on the device (zeroth order in memory).
     ratio : float or None
-        Seconds of the link to those of computing; None: nothing crosses. 0: it is not throttled.
+        Seconds of the link divided by those of computing; None: nothing crosses; 0: not throttled.
     """
 
     mode: str | None
@@ -84,13 +85,13 @@ class Runner:
     case : Case
     way : Way
     gbps : float or None
-        Of the link, each way.
+        Rate of the link, each way.
     cores : tuple of int
-        Of the device and of the lanes.
+        Core of the device, and core of the lanes.
     blocks : int, optional
-        Of the model; None: those of its shape.
+        Blocks of the model; None: as many as its shape has.
     options : dict
-        More of the optimizer's.
+        More options of the optimizer.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Runner:
             options |= {"resident": matrix_bytes(model)} if way.ratio is None else {}
             options |= {"link": sw.Link(gbps, gbps)} if gbps else {}
         self.opt = sw.ZoSgd(model, lr=LR, device="host", **options)
-        self.measured_us = 0.0  # When the last loss of the step was known.
+        self.measured_us = 0.0  # Time at which the last loss of the step was known.
         self.first = self.step()
 
     def step(self) -> dict[str, float]:
@@ -132,17 +133,17 @@ class Runner:
         return loss
 
     def back_to_base(self) -> None:
-        """Let nothing be pending, where that is what a step replays."""
+        """Write a new base so that no step is pending, for modes that replay pending steps."""
         if self.way.mode == "log":
             self.opt.rollback(0)
 
     def turn(self, steps: int) -> dict[str, list[float]]:
-        """Steps behind a base, without the first: what it needs has come while others ran."""
+        """Return the steps after a base but the first, whose weights arrived while others ran."""
         self.back_to_base()
         return columns([self.step() for _ in range(1 + steps)][1:])
 
     def turn_beside_save(self, steps: int) -> dict[str, Any]:
-        """A turn, and then the steps that are made while a save is written, until it is."""
+        """Take a turn, and then steps while a save is written, until it is finished."""
         plain = self.turn(steps)["seconds"]
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -162,14 +163,14 @@ class Sitting:
     ----------
     args : argparse.Namespace
     cores : tuple of int
-        Of the device and of the lanes.
+        Core of the device, and core of the lanes.
     """
 
     def __init__(self, args: argparse.Namespace, cores: tuple[int, int]) -> None:
         self._args, self._cores = args, cores
         self._case = Case(args.shape, args.tokens, False, args.tokens, torch.bfloat16)
-        # By mode: seconds of computing, as rates were chosen by it, and bytes that cross in a step,
-        # of the direction in which more do.
+        # By mode: seconds of computing, which set the rates, and bytes that cross in a step in the
+        # direction with more bytes.
         self.compute: dict[str, float] = {}
         self.crossing: dict[str, int] = {}
 
@@ -183,7 +184,7 @@ class Sitting:
         }  # fmt: skip
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every row, as it is measured."""
+        """Yield every row as soon as it is measured."""
         runners = self._runners()
         for number in range(self._args.rounds):
             first = number % len(runners)
@@ -205,7 +206,7 @@ class Sitting:
         return {**runner.way.key, "kind": kind, "round": number, "gbps": runner.gbps, **found}
 
     def _runners(self) -> list[Runner]:
-        """One a way; those of a link come when it is known what computing takes."""
+        """Make one runner for each way; those with a link come after computing has been timed."""
         ways = [Way(None), *(Way(mode) for mode in self._args.modes)]
         found = [self._runner(way, None) for way in ways]
         for resident in found[1:]:
@@ -217,7 +218,7 @@ class Sitting:
                 gbps = self.crossing[mode] / (ratio * seconds) / 1e9
                 found.append(self._runner(Way(mode, ratio), gbps))
         losses = {str(r.way): r.first["loss"] for r in found if not r.way.has_images}
-        if len(set(losses.values())) > 1:  # All begin with the same weights.
+        if len(set(losses.values())) > 1:  # All runners begin with the same weights.
             raise AssertionError(f"first steps have the losses {losses}, expected one and the same")
         return found
 
@@ -233,7 +234,7 @@ class Sitting:
     def _ahead(self, way: Way, gbps: float) -> dict[str, Any]:
         """Bytes of the next step that had crossed when the last loss of a step was known.
 
-        That is before its commit, and the last time before it that the trace's clock has.
+        The trace's clock knows no later time before the step's commit.
         """
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "trace.json"
@@ -246,14 +247,14 @@ class Sitting:
 
 
 def ahead_in_trace(trace: dict[str, Any], known_us: list[float]) -> list[int]:
-    """Bytes of weights that had come by each of these times, and were not perturbed since."""
+    """Return bytes of weights that had arrived by each time and were not perturbed since."""
     events = trace["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     ranges = [(rows[e["tid"]], e) for e in events if e["ph"] == "X"]
     found = []
     for until_us in known_us:
         came, perturbed = {}, {}
-        for row, e in ranges:  # By their beginnings.
+        for row, e in ranges:  # In order of their beginnings.
             if row == "h2d" and e["ts"] + e["dur"] <= until_us:
                 came[e["name"]] = e["ts"] + e["dur"], e["args"]["bytes"]
             elif row == "perturb" and e["ts"] <= until_us:
@@ -263,7 +264,7 @@ def ahead_in_trace(trace: dict[str, Any], known_us: list[float]) -> list[int]:
 
 
 def columns(steps: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Lists by name, of a list of steps."""
+    """Turn a list of steps into lists by name."""
     return {name: [step[name] for step in steps] for name in steps[0]}
 
 
@@ -273,10 +274,10 @@ def matrix_bytes(model: torch.nn.Module) -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed, as torch does on a card.
+    """Let glibc keep freed memory, as torch does on a card.
 
-    Else copies of perturbed weights, which weights that stay on the device need, are pages that the
-    kernel clears each time.
+    Otherwise the kernel would clear new pages each time for the copies of perturbed weights that
+    resident weights need.
     """
     libc = ctypes.CDLL(None)
     for option, value in ((_ARENAS, 1), (_MMAP_ABOVE, 32 << 20), (_TRIM_ABOVE, (1 << 31) - 1)):
@@ -286,7 +287,7 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def device_of_one_core() -> Iterator[tuple[int, int]]:
-    """Let torch have one core and one thread; the cores of the device and of the lanes."""
+    """Give torch one core and one thread; yield the cores of the device and of the lanes."""
     cores, threads = sorted(os.sched_getaffinity(0)), torch.get_num_threads()
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {cores[0]})
@@ -298,7 +299,7 @@ def device_of_one_core() -> Iterator[tuple[int, int]]:
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--once", action="store_true", help="a small model, to see that it runs")
@@ -324,7 +325,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything in a file of results, without commit and command."""
     with device_of_one_core() as cores, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # That norms are bf16 is what is asked for.
+        warnings.simplefilter("ignore")  # The warning says that norms are bf16, which is intended.
         sitting, rows = Sitting(args, cores), []
         for row in sitting.rows():
             rows.append(row)

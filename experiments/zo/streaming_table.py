@@ -1,4 +1,4 @@
-"""Markdown of what streaming.py wrote; needs no torch."""
+"""Format what streaming.py wrote as Markdown; needs no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 ROUND, PENDING, PREFETCH, SAVING = "round", "pending", "prefetch", "saving"
-PROCESSOR = "processor_seconds"  # Of all threads.
+PROCESSOR = "processor_seconds"  # Processor seconds of all threads.
 CONFIDENCE = 0.90
 _COLUMNS = ("mode", "link / compute", "GB/s", "step, s", "processor, s", "/ max(link, compute)",
             "/ in memory", "by processor", "stall", "h2d, MB", "d2h, MB", "ahead, MB")  # fmt: skip
@@ -18,7 +18,7 @@ _OF_SAVING = ("mode", "link / compute", "step, s", "beside a save, s", "ratio", 
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Steps right behind a base, what each that is pending adds, and those beside a save."""
+    """Format steps after a base, the cost of each pending step, and steps beside a save."""
     found = [step_table(result), pending_table(result)]
     if any(row["kind"] == SAVING for row in result["rows"]):
         found.append(saving_table(result))
@@ -26,9 +26,9 @@ def tables(result: dict[str, Any]) -> str:
 
 
 def median_interval(values: list[float]) -> tuple[float, float, float]:
-    """Median, between the order statistics that hold it with `CONFIDENCE` or more.
+    """Return the median, and the order statistics that hold it with `CONFIDENCE` or more.
 
-    Of fewer values than that takes, between the least and the most.
+    With too few values for that, returns the least and the most.
     """
     ordered, count, below, outside = sorted(values), len(values), 0, 0.0
     while below < (count - 1) // 2:
@@ -41,7 +41,7 @@ def median_interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def ways_of(rows: list[dict[str, Any]]) -> list[tuple[str | None, float | None]]:
-    """Mode and ratio of each, in order."""
+    """Return mode and ratio of each way, in order."""
     return list(dict.fromkeys((row["mode"], row["ratio"]) for row in rows))
 
 
@@ -52,7 +52,7 @@ def of_way(rows: list[dict[str, Any]], mode: str | None, ratio: float | None) ->
 
 
 def step_table(result: dict[str, Any]) -> str:
-    """One line a way: medians over rounds, and of ratios within a round."""
+    """Format one line for each way: medians over rounds, and ratios within a round."""
     rounds = [row for row in result["rows"] if row["kind"] == ROUND]
     lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
     for mode, ratio in ways_of(rounds):
@@ -87,13 +87,13 @@ def seconds_of(turns: list[dict[str, Any]], clock: str = "seconds") -> list[floa
 def bounds(
     result: dict[str, Any], rounds: list[dict[str, Any]], mode: str | None, ratio: float
 ) -> list[float]:
-    """The least that a step could take, by round."""
+    """Return the lower bound of a step's seconds, by round."""
     link = result["crossing_bytes"][mode] / (1e9 * of_way(rounds, mode, ratio)[0]["gbps"])
     return [max(link, compute) for compute in seconds_of(of_way(rounds, mode, None))]
 
 
 def to_memory(rounds: list[dict[str, Any]], turns: list[dict[str, Any]], clock: str) -> str:
-    """Ratio to weights that stay on the device."""
+    """Format the ratio to weights that stay on the device."""
     if turns[0]["mode"] is None:
         return "-"
     others = seconds_of(of_way(rounds, None, None), clock)
@@ -106,7 +106,7 @@ def ratios(seconds: list[float], others: list[float]) -> tuple[float, float, flo
 
 
 def as_text(interval: tuple[float, float, float]) -> str:
-    """Median, and where it lies."""
+    """Format a median and its interval."""
     low, median, high = interval
     return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
@@ -117,7 +117,7 @@ def mean_bytes(turns: list[dict[str, Any]], way: str) -> float:
 
 
 def ahead(result: dict[str, Any], mode: str | None, ratio: float | None) -> str:
-    """Megabytes of the next step that were there before the commit."""
+    """Format the megabytes of the next step that had arrived before the commit."""
     for row in result["rows"]:
         if (row["kind"], row["mode"], row["ratio"]) == (PREFETCH, mode, ratio):
             return f"{statistics.median(row['ahead_bytes']) / 1e6:.1f}"
@@ -125,7 +125,7 @@ def ahead(result: dict[str, Any], mode: str | None, ratio: float | None) -> str:
 
 
 def pending_table(result: dict[str, Any]) -> str:
-    """Seconds with few and with many steps pending, and of each by a line through all."""
+    """Format seconds with few and with many pending steps, and the cost of each by a line fit."""
     rows = [row for row in result["rows"] if row["kind"] == PENDING]
     lines = ["| " + " | ".join(_OF_PENDING) + " |", "|---" * len(_OF_PENDING) + "|"]
     for mode, ratio in ways_of(rows):
@@ -138,7 +138,7 @@ def pending_table(result: dict[str, Any]) -> str:
 
 
 def saving_table(result: dict[str, Any]) -> str:
-    """Steps while a save is written, against those before it: medians over turns."""
+    """Compare steps while a save is written with those before it: medians over turns."""
     rows = [row for row in result["rows"] if row["kind"] == SAVING]
     lines = ["| " + " | ".join(_OF_SAVING) + " |", "|---" * len(_OF_SAVING) + "|"]
     for mode, ratio in ways_of(rows):
@@ -154,7 +154,7 @@ def saving_table(result: dict[str, Any]) -> str:
 
 
 def by_pending(turns: list[dict[str, Any]], clock: str) -> list[float]:
-    """Median over turns, with 1 step pending and more: the first of a turn is not timed."""
+    """Return medians over turns for 1 pending step and more; a turn's first step is not timed."""
     return [statistics.median(found) for found in zip(*(t[clock] for t in turns), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""One factor of the subspace step at a time, in quiet steps, by the prototype: a JSONL row a run.
+"""Vary one factor of the subspace step at a time, in quiet steps, by the prototype: JSONL rows.
 
 python -m experiments.regimes.quiet.factors --hidden 256 --layers 4 --lr 1e-3 --seeds 0 1 2
 python -m experiments.regimes.quiet.factors --ways "svd, whole V" "svd, not clipped"
@@ -41,7 +41,7 @@ WAYS = {
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the requested ways."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--hidden", type=int, default=256)
     asked.add_argument("--layers", type=int, default=4)

@@ -1,7 +1,7 @@
-"""The engine's first step of `svd` against the formula, by the engine's own P and Q.
+"""Compare the engine's first step of `svd` with the formula, by the engine's own P and Q.
 
-A line a weight: |S - P^T G Q| / |S|, what of S is off its diagonal, the RMS of the update over lr
-by the engine and by the formula, and how far they are apart.
+Prints a line for each weight: |S - P^T G Q| / |S|, the off-diagonal part of S, the RMS of the
+update over lr by the engine and by the formula, and their distance.
 """
 
 from __future__ import annotations

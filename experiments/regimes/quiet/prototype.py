@@ -1,4 +1,4 @@
-"""The subspace step plainly in torch and in double precision, one factor a field.
+"""Write the subspace step plainly in torch and in double precision, with one field per factor.
 
 S = P^T G Q          D = AdamW(S)          W <- (1 - lr wd) W - lr_w scale P D Q^T
 R = G - P S Q^T      U = R / (sqrt(V_R) + eps), RMS clipped at 1          W <- W - lr_w U
@@ -13,20 +13,20 @@ import torch
 
 @dataclass(frozen=True)
 class Way:
-    """Say what a step does; the defaults are those of the engine's `svd` at f = 1/2."""
+    """Options of a step; the defaults are those of the engine's `svd` at f = 1/2."""
 
-    # Of the first gradient: svd, or mixed, which is svd rotated within; or random, or identity.
+    # Basis from the first gradient: svd, mixed (svd rotated within), random or identity.
     basis: str = "svd"
     ratio: float = 0.5
-    thin: bool = True  # At most min(m, n) directions a side.
-    second: str = "factored"  # Or full.
-    core_clip: float = 1.0  # On the RMS of D; infinity: none.
+    thin: bool = True  # Keeps at most min(m, n) directions a side.
+    second: str = "factored"  # Alternative: full.
+    core_clip: float = 1.0  # Clips the RMS of D; infinity: no clip.
     residual: bool = True
     joint_clip: bool = False  # Core's and residual's update together have an RMS of at most 1.
     scale: float | None = None  # None: 1 / sqrt(dm dn / (m n)).
-    rates: bool = True  # k_w of each weight.
+    rates: bool = True  # Multiplies the rate of each weight by its k_w.
     eps: float = 1e-8
-    relative_eps: float = 0.0  # Times the RMS of S.
+    relative_eps: float = 0.0  # A multiple of the RMS of S.
     skip_first: bool = False  # The first gradient makes the basis and nothing else.
     beta1: float = 0.9
     beta2: float = 0.999
@@ -82,14 +82,14 @@ def basis_of(g: torch.Tensor, way: Way, seed: int) -> tuple[torch.Tensor, torch.
 
 
 class Prototype:
-    """Trains the matrices of `minimum` elements or more by `way`, what is left by AdamW."""
+    """Trains matrices of `minimum` elements or more by `way`, and all else by AdamW."""
 
     def __init__(self, model, lr: float, way: Way, minimum: int = 2**16, seed: int = 7) -> None:
         trained = [p for p in model.parameters() if p.requires_grad]
         self.matrices = [p for p in trained if p.ndim == 2 and p.numel() >= minimum]
         whole = {id(p) for p in self.matrices}
         self.rest = torch.optim.AdamW([p for p in trained if id(p) not in whole], lr=lr, eps=1e-8)
-        self.param_groups = [{"lr": lr}]  # A schedule may set it.
+        self.param_groups = [{"lr": lr}]  # Schedules may set it.
         self.way, self.seed, self.cores, self.seen = way, seed, {}, {}
         sizes = [rms(p.detach().double()) for p in self.matrices]
         elems = sum(p.numel() for p in self.matrices)

@@ -1,4 +1,4 @@
-"""Quiet steps: a random Llama that reads one batch again and again: gradients have no noise.
+"""Make quiet steps: a random Llama reads one batch again and again, so gradients have no noise.
 
 Embedding and head are frozen, as in the subspace engine; model and batch are drawn from the seed.
 """
@@ -37,7 +37,7 @@ def one_batch(seed: int) -> torch.Tensor:
 
 
 def losses(model, optimizer, batch: torch.Tensor) -> list[float]:
-    """Return the losses at LOOKS, each from before its step."""
+    """Return the losses at LOOKS, each measured before its step."""
     found = []
     for _ in range(LOOKS[-1]):
         loss = model(input_ids=batch, labels=batch).loss

@@ -1,11 +1,10 @@
-"""The question `quiet`: the engine's ways beside AdamW in steps without noise.
+"""Answer the question `quiet`: compare the engine's ways with AdamW in steps without noise.
 
     python -m experiments.regimes.quiet.table             # runs that are left; resumable
-    python -m experiments.regimes.quiet.table --table     # prints what results/quiet.jsonl has
+    python -m experiments.regimes.quiet.table --table     # prints results/quiet.jsonl
 
 Every way takes 12 steps on each of two random Llamas, with five seeds of model, batch and
-projectors, at the rate that AdamW got: nothing is tuned. A row has the losses before some of the
-steps.
+projectors, at AdamW's rate: nothing is tuned. A row has the losses before some of the steps.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Make = Callable[[torch.nn.Module, float, int], Any]
 
 
 def adamw(model: torch.nn.Module, lr: float, seed: int) -> torch.optim.Optimizer:
-    """Return torch's AdamW over what is trained."""
+    """Return torch's AdamW over the trained weights."""
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
 
 
@@ -87,7 +86,7 @@ def mean_and_error(values: list[float]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the last losses, and the paired differences to AdamW's with the same seed."""
+    """Return the last losses, and their paired differences from AdamW's with the same seed."""
     head = [f"hidden {hidden}, less AdamW | loss" for hidden in MODELS]
     lines = [f"| way | {' | '.join(head)} |", "|---|" + "---|" * (2 * len(MODELS))]
     last = {(row["hidden"], row["way"], row["seed"]): row["losses"][-1] for row in rows}
@@ -103,7 +102,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Take the runs that are left, or print the table."""
+    """Run what is left, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--hidden", type=int, nargs="+", choices=MODELS, default=list(MODELS))
