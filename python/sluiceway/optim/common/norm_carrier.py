@@ -22,7 +22,8 @@ from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.norm_gradient import Generation, NormGradient
 
-_LARGEST = 3.4e38  # That float32 holds. Its square is infinity, as that of an ordinary gradient.
+_LARGEST = 3.4e38  # The largest norm that a cell holds in float32.
+_ROOT_OF_LARGEST = 1.8e19
 
 
 class NormCarrier:
@@ -89,8 +90,9 @@ class NormCarrier:
     def _write(self) -> None:
         norms = self._norms()
         self._norms = None
-        told = torch.tensor([_held(norms[number]) for number in self.numbers])
-        self._generation.cells[:, 0] = told
+        told = [_held(norms[number]) for number in self.numbers]
+        self._generation.are_large = max(told) > _ROOT_OF_LARGEST
+        self._generation.cells[:, 0] = torch.tensor(told)
 
     def tell_again(self, norms: Callable[[], list[float]]) -> None:
         """Let each tell its norm of these, times what it was scaled by since it was placed."""
@@ -100,7 +102,9 @@ class NormCarrier:
             return
         known = norms() if factors else []
         for number, factor in factors.items():
-            self._grad(number).cell[0] = _held(known[number]) * abs(factor)
+            norm = _held(known[number]) * abs(factor)
+            self._generation.are_large |= norm > _ROOT_OF_LARGEST
+            self._grad(number).cell[0] = norm
 
     def scale(self, factors: dict[int, float]) -> None:
         """Scale the gradients of some weights, as somebody else would."""

@@ -66,6 +66,7 @@ class Generation:
 
     def __init__(self, cells: torch.Tensor, write: Callable[[Generation], None] | None) -> None:
         self.cells, self.write = cells, write
+        self.are_large = False  # The square of a norm leaves the range of float32.
 
     def read(self) -> None:
         """Have the norms written, if they are not."""
@@ -206,7 +207,9 @@ def _keeps_norm(plain: str, args: tuple[Any, ...]) -> bool:
 
 
 def _norm(ours: NormGradient) -> torch.Tensor:
-    norm = ours.cell[:1].square().sqrt()  # Infinite where squares leave the range of float32.
+    norm = ours.cell[:1]
+    if ours.generation.are_large:
+        norm = norm.square().sqrt()  # Infinite, like the norm of an ordinary gradient.
     return _refusing_graph(norm) if ours.of_graph else norm
 
 
