@@ -29,7 +29,9 @@ def test_what_is_not_read_is_named_and_what_ran_once_has_to_run_again() -> None:
     left_out.clear()
     opt.step(lambda: closure(model))
     left_out.add(2)
-    with pytest.raises(sluiceway.InvalidArgument, match=r"module layers.2.norm did not run in"):
+    with pytest.raises(
+        sluiceway.InvalidArgument, match=r"module layers.2.norm is trained but did not run in"
+    ):
         opt.step(lambda: closure(model))
     left_out.clear()
     opt.step(lambda: closure(model))
