@@ -89,8 +89,8 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     assert "a new base every 1,024 steps" in text
     assert f"takes least with one every {least} steps" in text
     # Left to the plan: not the cheapest, but the fewest bases that take hardly longer.
-    plan = plan_of()
-    auto = plan.figures
+    whole = plan_of()
+    auto, text = whole.figures, whole.text()
     every = auto["new_bases"]["chosen"]
     assert auto["consolidation"]["every"] == every > least
     assert auto["consolidation"]["cheapest"] == least
@@ -100,7 +100,7 @@ def test_a_plan_of_a_disk_says_when_there_is_a_new_base_and_a_config_may_say_it(
     assert same == {name: value for name, value in auto.items() if name != "new_bases"}
     seconds = [planned(consolidate=n)["seconds_per_step"] for n in (least, every, every + 1)]
     assert seconds[0] < seconds[1] <= 1.01 * seconds[0] < seconds[2]
-    assert f"\nnew bases: one every {every} steps, the largest number" in plan.text()
+    assert f"\nnew bases: one every {every} steps, the largest number" in text
     few = planned("train.steps=3")
     assert few["new_bases"] == {"chosen": 3, "why": "none in 3 steps, since none would save time"}
     assert "consolidation" not in few
