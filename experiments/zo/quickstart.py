@@ -69,7 +69,7 @@ class Case:
         return "AdamW" if self.noise is None else f"{self.noise}, {self.tier}"
 
     def overrides(self, folder: Path, evaluations: int) -> dict[str, object]:
-        """Overrides of the config for a run in `folder`, with that many evaluations after the first."""
+        """Overrides of the config for a run in `folder`; the first evaluation is not counted."""
         changes: dict[str, object] = {
             "train.lr": self.lr, "train.seed": self.seed, "train.steps": self.steps,
             "train.eval_every": max(1, self.steps // evaluations), "train.save_every": 0,
@@ -285,7 +285,7 @@ def main() -> None:
     """Measure and write, or show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--clock", action="store_true", help="seconds of a step alone")
+    parser.add_argument("--clock", action="store_true", help="measure seconds of a step only")
     args = parser.parse_args()
     if args.clock:
         clock()
