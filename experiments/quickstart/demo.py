@@ -93,7 +93,7 @@ def stands_for(link: dict[str, Any]) -> str:
 
 
 def title_of(link: dict[str, Any]) -> str:
-    """Say what the table compares, and for which machine it stands."""
+    """Title of the table: the compared ways, and the machine that it stands for."""
     over = (
         "the same model over the same link"
         if link["device"] == "host"

@@ -157,7 +157,7 @@ class Runner:
 
 
 class Sitting:
-    """All measurements on one model.
+    """Measurements of all ways on one model.
 
     Parameters
     ----------

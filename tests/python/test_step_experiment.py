@@ -95,7 +95,7 @@ def test_a_file_of_another_commit_is_refused(run_step, tmp_path, monkeypatch):
         run_step(out)
     monkeypatch.delenv("SLUICEWAY_COMMIT")
     monkeypatch.setattr(run_folder, "REPOSITORY", tmp_path)  # No repository.
-    with pytest.raises(SystemExit, match=r"commit here is not known, .*set SLUICEWAY_COMMIT"):
+    with pytest.raises(SystemExit, match=r"has no known commit, .*set SLUICEWAY_COMMIT"):
         run_step(out)
     assert out.read_text() == text
 
