@@ -1,7 +1,7 @@
-"""Prints README's table of libraries: `.ci/compat_table.py RESULTS`.
+"""Print README's table of libraries: `.ci/compat_table.py RESULTS`.
 
-Each case of tests/python/compat leaves the name of its row, and by how much our update of the
-weights differs from that of torch's AdamW; the row has the worst of its cases.
+Each case of tests/python/compat records the name of its row, and the difference between our update
+of the weights and that of torch's AdamW. A row shows the worst of its cases.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def rows(results: Path) -> dict[str, list[float]]:
-    """Figures by row, of what `make test` and `make check` ran."""
+    """Return the differences that `make test` and `make check` recorded, by row."""
     found: dict[str, list[float]] = {}
     for file in (results / "pytest.xml", results / "check-compat.xml"):
         if file.exists():

@@ -1,9 +1,9 @@
-"""Prints `N passed, N failed` for what `make test` and `make check` left in a results folder.
+"""Print `N passed, N failed` for the files of `make test` and `make check` in a results folder.
 
 A GoogleTest case and a pytest case count as one each. A test binary that ctest saw fail without a
 failed case (a crash, a time-out, a leak) counts as one failure. A step (other seeds of the preset
 simt, lint, wheel, benchmarks, CUDA compile, flipped bytes, loop devices) counts as one; a preset
-that did not even build counts as one failure. The tests of a card count where there is one.
+that did not even build counts as one failure. Tests on a card count if this machine has one.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 PRESETS = ["cpu", "simt", "asan", "tsan", "eager-spill"]
 PYTHON = ["pytest", "check-compat"]
-OF_A_CARD = [["cuda"], ["gpu"]]  # A preset and a suite of Python, where there is one.
+OF_A_CARD = [["cuda"], ["gpu"]]  # A preset, and a Python suite, of machines with a card.
 STEPS = [
     "check-simt",
     "lint",
@@ -25,7 +25,7 @@ STEPS = [
 
 
 def outcomes(xml: Path) -> tuple[int, int]:
-    """Passed and failed cases of one JUnit-style file."""
+    """Return passed and failed cases of one JUnit-style file."""
     cases = list(ElementTree.parse(xml).getroot().iter("testcase"))
     failed = sum(any(case.find(tag) is not None for tag in ("failure", "error")) for case in cases)
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -33,7 +33,7 @@ def outcomes(xml: Path) -> tuple[int, int]:
 
 
 def preset_outcomes(results: Path, preset: str) -> tuple[int, int]:
-    """Sums the cases of one preset's binaries, each checked against what ctest saw."""
+    """Sum the cases of one preset's binaries, each checked against ctest's result."""
     summary = results / f"{preset}.xml"
     if not summary.exists():
         print(f"{preset}: did not build or did not run")
@@ -50,7 +50,7 @@ def preset_outcomes(results: Path, preset: str) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Counts, prints the line, and returns the exit status."""
+    """Count, print the line, and return the exit status."""
     results, test_status, check_status = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     passed = failed = 0
     presets, suites = (

@@ -1,15 +1,15 @@
-"""Decides whether this machine builds CUDA, and with which compiler.
+"""Decide whether this machine builds CUDA, and with which compiler.
 
     .ci/cuda_build.py card FILE                  for the card of this machine, if it has one
     .ci/cuda_build.py wheel FILE [ARCHITECTURES] for other machines' cards
 
 FILE gets the CMake definitions of that build on one line, quoted for a shell. An empty FILE means
 the host device alone. FILE is written only if it changes, so that make can compare its time. One
-line on standard error gives the reason where nvidia-smi names no card, where no card can be used,
-or where there is no nvcc to be had. CMakeLists.txt decides which architectures to compile for.
+line on standard error gives the reason if nvidia-smi names no card, if no card is usable, or if no
+nvcc is available. CMakeLists.txt decides which architectures to compile for.
 
-nvcc is taken from CUDA_HOME or PATH if it is of the CUDA minor version that torch is built for.
-Otherwise it is installed from PyPI into build/cuda-<version>, beside links to the headers and the
+The script takes nvcc from CUDA_HOME or PATH if it has the CUDA minor version that torch is built
+for. Otherwise it installs nvcc from PyPI into build/cuda-<version>, beside links to the headers and
 libraries that came with torch.
 """
 
@@ -27,24 +27,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OLDEST_DRIVER = {12: 525, 13: 580}  # For each major version of CUDA.
+OLDEST_DRIVER = {12: 525, 13: 580}  # By major version of CUDA.
 OLDEST_CARD = (7, 5)
 COMPILER_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
 LINKED_LIBRARIES = ("libcublas", "libcusparse")
 KERNEL_VERSION = Path("/proc/version")
 WSL_DRIVER = Path("/usr/lib/wsl/lib")
-AS_TEXT = {"encoding": "utf-8", "errors": "replace", "timeout": 60}  # How programs are run.
+AS_TEXT = {"encoding": "utf-8", "errors": "replace", "timeout": 60}  # For subprocess.run().
 
 
 class NoCudaError(Exception):
-    """The reason why CUDA is not built."""
+    """Reason why CUDA is not built."""
 
 
 Version = tuple[int, int]
 
 
 def version_of(text: str) -> Version:
-    """Major and minor number of 13.0.88 and the like."""
+    """Return major and minor number of a version such as 13.0.88."""
     major, _, rest = text.partition(".")
     return int(major), int(rest.partition(".")[0] or 0)
 
@@ -62,19 +62,19 @@ def output_of(command: list[str]) -> str:
 
 
 def cards() -> list[tuple[str, Version, int]]:
-    """Name, compute capability and major version of the driver, for each card that answers.
+    """Return name, compute capability and major version of the driver, for each card that answers.
 
     Raises
     ------
     NoCudaError
-        There is an nvidia-smi, and it names no card.
+        nvidia-smi exists, but names no card.
     """
     found = re.findall(
         r"^(.+), (\d+\.\d+), (\d+)\.[\d.]+$", ask_cards("name,compute_cap,driver_version"), re.M
     )
     if found:
         return [(name, version_of(capability), int(driver)) for name, capability, driver in found]
-    answer = ask_cards("name,driver_version")  # Drivers before 510 know no compute capability.
+    answer = ask_cards("name,driver_version")  # Before 510: no compute capability.
     found = re.findall(r"^(.+), (\d+)\.[\d.]+$", answer, re.M)
     if not found and shutil.which("nvidia-smi"):
         said = next((line.strip() for line in answer.splitlines() if line.strip()), "nothing")
@@ -83,7 +83,7 @@ def cards() -> list[tuple[str, Version, int]]:
 
 
 def ask_cards(columns: str) -> str:
-    """One line for each card, or what nvidia-smi says instead; empty if there is no nvidia-smi."""
+    """Return one line for each card, or nvidia-smi's message; empty if there is no nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader"]
     try:
         done = subprocess.run(
@@ -97,7 +97,7 @@ def ask_cards(columns: str) -> str:
 
 
 def check_cards(found: list[tuple[str, Version, int]], cuda: Version) -> None:
-    """Raises NoCudaError if no card of this machine can run what would be built."""
+    """Raise NoCudaError if no card of this machine could run the build."""
     name, _, driver = found[0]
     oldest = OLDEST_DRIVER.get(cuda[0], 0)
     if driver < oldest:
@@ -138,7 +138,7 @@ def torch_folder() -> Path:
 
 
 def cuda_of_torch(torch: Path) -> Version:
-    """The CUDA version that torch is built for."""
+    """Return the CUDA version that torch is built for."""
     said = runpy.run_path(str(torch / "version.py"))
     if not said["cuda"]:
         raise NoCudaError(f"torch {said['__version__']} is built without CUDA; install one that is")
@@ -146,7 +146,7 @@ def cuda_of_torch(torch: Path) -> Version:
 
 
 def toolkit_of_torch(torch: Path, cuda: Version) -> Path:
-    """The headers and the libraries that came with torch."""
+    """Return the folder of the headers and libraries that came with torch."""
     return torch.parent / "nvidia" / f"cu{cuda[0]}"
 
 
@@ -158,7 +158,7 @@ def nvcc_version(nvcc: Path) -> Version | None:
 
 
 def installed_nvcc(torch: Path, cuda: Version) -> Path | None:
-    """An nvcc in CUDA_HOME or on PATH whose toolkit fits torch."""
+    """Return an nvcc in CUDA_HOME or on PATH whose toolkit fits torch."""
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     candidates = [Path(home) / "bin" / "nvcc" for home in homes]
     if on_path := shutil.which("nvcc"):
@@ -199,7 +199,7 @@ def fetched_nvcc(torch: Path, cuda: Version, folder: Path) -> Path:
 
 
 def add_links(theirs: Path, toolkit: Path) -> None:
-    """Complete a toolkit with what torch brought, under the names that linkers look for."""
+    """Complete a toolkit with torch's files, under the names that linkers look for."""
     if not (toolkit / "lib64").exists():
         (toolkit / "lib64").symlink_to("lib")
     for part in ("include", "lib"):
@@ -207,7 +207,7 @@ def add_links(theirs: Path, toolkit: Path) -> None:
             for name in {file.name, re.sub(r"\.so\.\d+$", ".so", file.name)}:
                 link = toolkit / part / name
                 if link.is_symlink():
-                    link.unlink()  # An earlier torch may have been somewhere else.
+                    link.unlink()  # An earlier torch may have had another folder.
                 if not link.exists():
                     link.symlink_to(file)
 
@@ -230,12 +230,12 @@ def toolkit_complaint(nvcc: Path, torch: Path, cuda: Version) -> str:
 
 
 def definitions(purpose: str, architectures: str) -> list[str]:
-    """CMake definitions of a build with CUDA; none if this machine has no card.
+    """Return the CMake definitions of a build with CUDA; none if this machine has no card.
 
     Raises
     ------
     NoCudaError
-        CUDA is not built, for this reason.
+        CUDA is not built; the message gives the reason.
     """
     found = cards() if purpose == "card" else []
     if purpose == "card" and not found:
@@ -254,7 +254,7 @@ def definitions(purpose: str, architectures: str) -> list[str]:
 
 
 def main() -> int:
-    """Decides, writes the file, and returns the exit status."""
+    """Decide, write the file, and return the exit status."""
     if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("card", "wheel"):
         print(__doc__, file=sys.stderr)
         return 2

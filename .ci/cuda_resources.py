@@ -1,10 +1,10 @@
-"""What nvcc made of the kernels: .ci/cuda_resources.py BUILD_DIR
+"""Check the kernels that nvcc compiled: .ci/cuda_resources.py BUILD_DIR
 
-No kernel may keep anything in local memory (registers that did not suffice, or arrays that it
-indexes at run time), and each that cuda_resources.txt lists with LDG.E.128 must load 16 bytes at
-once. The list names every kernel, so that a new one is thought about.
+No kernel may keep anything in local memory: neither spilled registers, nor arrays that it indexes
+at run time. Each kernel that cuda_resources.txt lists with LDG.E.128 must load 16 bytes at once.
+The list names every kernel, so that somebody thinks about each new one.
 
-Exit status: 0; 1 where a kernel is not as it should be; 77 where there is no cuobjdump to ask.
+Exit status: 0; 1 if a kernel breaks a rule; 77 if there is no cuobjdump.
 """
 
 import re
@@ -19,7 +19,7 @@ NOT_RUN = 77
 
 
 def find_cuobjdump() -> str:
-    """The toolkit's, or the one that triton's wheel brings."""
+    """Return the cuobjdump of the toolkit, or of triton's wheel."""
     found = shutil.which("cuobjdump")
     if found:
         return found
@@ -37,7 +37,7 @@ def dump(tool: str, option: str, file: Path) -> str:
 
 
 def short_names(symbols: set[str]) -> dict[str, str]:
-    """`adam_pass` for each of its instances."""
+    """Return the short name of each symbol, such as `adam_pass` for all its instances."""
     ordered = sorted(symbols)
     text = subprocess.run(
         ["c++filt"], input="\n".join(ordered), check=True, capture_output=True, text=True
@@ -49,12 +49,12 @@ def short_names(symbols: set[str]) -> dict[str, str]:
     return names
 
 
-# What a kernel is known by: its architecture and its symbol.
+# Identity of a kernel: its architecture and its symbol.
 Kernel = tuple[str, str]
 
 
 def by_architecture(text: str) -> list[tuple[str, str]]:
-    """The parts of a dump, each behind the architecture that it is of."""
+    """Split a dump into parts, each with its architecture."""
     parts = re.split(r"^arch = (\S+)$", text, flags=re.MULTILINE)
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -78,7 +78,7 @@ def with_vector_loads(text: str) -> set[Kernel]:
 
 
 def expectations() -> dict[str, bool]:
-    """Kernel: whether it loads 16 bytes at once."""
+    """Return for each kernel whether it must load 16 bytes at once."""
     wanted = {}
     for line in LIST.read_text().splitlines():
         words = line.split("#")[0].split()

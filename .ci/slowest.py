@@ -1,4 +1,4 @@
-"""Prints the slowest tests of `make test`, C++ and Python: `.ci/slowest.py RESULTS [COUNT]`."""
+"""Print the slowest tests of `make test`, C++ and Python: `.ci/slowest.py RESULTS [COUNT]`."""
 
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cases(results: Path) -> list[tuple[float, str]]:
-    """Seconds and name of each test that left a result; one that died with its binary left none."""
+    """Return seconds and name of each test with a result; a crash of the binary leaves none."""
     found = []
     presets = (sorted(results.glob(f"{preset}/*.xml")) for preset in ("cpu", "simt", "cuda"))
     for file in [*chain(*presets), results / "pytest.xml", results / "gpu.xml"]:

@@ -1,8 +1,8 @@
-"""Writes what Python knows of the compiled module without loading it: `.ci/stubs.py FOLDER`.
+"""Write what Python knows of the compiled module without loading it: `.ci/stubs.py FOLDER`.
 
 FOLDER/sluiceway/_core.pyi has its types, read from the docstrings that pybind11 gives the installed
-module, and FOLDER/sluiceway/config/codec_names.py the names of its codecs. So a C++ signature and a
-name are each spelled once.
+module, and FOLDER/sluiceway/config/codec_names.py the names of its codecs. So each C++ signature
+and each name is written once.
 """
 
 import subprocess

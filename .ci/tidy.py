@@ -1,14 +1,15 @@
-"""clang-tidy over the sources that a build folder compiles: `.ci/tidy.py BUILD_DIR JOBS`.
+"""Run clang-tidy over the sources that a build folder compiles: `.ci/tidy.py BUILD_DIR JOBS`.
 
-Sources that include libtorch are left out: its headers cost clang-tidy a minute a file, and what
-is ours there is the bindings, which hold no logic, and the learner. Tests are left out too: what
-it says of GoogleTest's macros and of loops that grow a vector is not worth ten seconds a file.
+The script leaves out sources that include libtorch. Its headers cost clang-tidy a minute a file,
+and these sources hold little logic: the bindings, and the learner. It leaves out tests too, because
+the findings about GoogleTest's macros and about loops that grow a vector are not worth ten seconds
+a file.
 
 The static analyzer reads each source alone. The other checks spend their time in headers of the
-standard library, so they read sources of one target as one file, which includes them. Where they
+standard library, so they read the sources of one target as one file, which includes them. If they
 find anything there (two names that clash in unnamed namespaces, say), they read each source alone
-as well, and what they find then is what counts. Programs of experiments/, which share names, and
-sources that highway compiles several times are read once, alone, by all checks.
+as well, and only those findings count. All checks read each of two kinds of sources once and alone:
+programs of experiments/, which share names, and sources that highway compiles several times.
 """
 
 import json
@@ -19,21 +20,21 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-AT_ONCE = 8  # Sources of a group; more save little, and leave a core without work at the end.
+AT_ONCE = 8  # Sources in a group; more save little, and leave a core without work at the end.
 
-# Highway compiles a source once for each instruction set. The lowest and the highest of them take
-# both branches of every `#if` that asks for one.
+# Highway compiles a source once for each instruction set. Together the lowest and the highest take
+# both branches of every `#if` on the instruction set.
 INSTRUCTION_SETS = ('HWY_DISABLED_TARGETS="(', 'HWY_DISABLED_TARGETS="(HWY_SSE4|HWY_AVX2|')
 
-# What is taken from the checks that .clang-tidy names.
+# Checks to subtract from those that .clang-tidy names.
 ALL, ANALYZER, OTHERS = "", "-bugprone-*,-performance-*,-readability-*", "-clang-analyzer-*"
 
-# Those of .clang-tidy, and sources, which are headers of a group.
+# Headers of .clang-tidy's filter, and sources, which a group includes like headers.
 FINDINGS_IN = r"/(kernels|compress|runtime|python|tests|experiments)/[^.]*\.(h|cuh|cpp)$"
 
 
 def sources(build: Path) -> list[dict[str, str]]:
-    """Entries of the build's compile_commands.json that are read."""
+    """Return the entries of the build's compile_commands.json that the checks read."""
     entries = json.loads((build / "compile_commands.json").read_text())
     return [
         {**entry, "command": entry["command"].replace(*INSTRUCTION_SETS)}
@@ -44,7 +45,7 @@ def sources(build: Path) -> list[dict[str, str]]:
 
 
 def grouped(entries: list[dict[str, str]], folder: Path) -> dict[str, list[str]]:
-    """Writes files that include sources of equal flags, and returns which file has which."""
+    """Write files that include sources of equal flags; return the sources of each file."""
     by_flags: dict[str, list[dict[str, str]]] = {}
     for entry in entries:
         source = Path(entry["file"])
@@ -72,7 +73,7 @@ def grouped(entries: list[dict[str, str]], folder: Path) -> dict[str, list[str]]
 
 
 def findings(file: str, folder: Path, checks: str) -> str:
-    """What clang-tidy says of one file, empty where it is content."""
+    """Findings of clang-tidy in one file; empty if there are none."""
     command = ["clang-tidy", "-p", str(folder), "--quiet", f"--header-filter={FINDINGS_IN}"]
     done = subprocess.run(
         [*command, f"--checks={checks}", file],
@@ -86,7 +87,7 @@ def findings(file: str, folder: Path, checks: str) -> str:
 
 
 def main() -> int:
-    """Prints all findings, and returns the exit status."""
+    """Print all findings, and return the exit status."""
     build, jobs = Path(sys.argv[1]).resolve(), int(sys.argv[2])
     folder = build / "tidy"
     folder.mkdir(exist_ok=True)

@@ -1,9 +1,9 @@
-"""Says what a wheel brings and what it needs, and fails where that is not what it should be.
+"""Check the libraries that a wheel contains and needs.
 
-`.ci/wheel_contents.py WHEEL` lists the shared libraries that the wheel's binaries load. One that
-the wheel does not bring must be in EXTERNAL: a machine with Python and torch has those, and no
-others. One that it brings must have its notice. With `--built-here` the versions that
-THIRD_PARTY.md names, and torch's in the metadata, must also be those that this machine compiles in.
+`.ci/wheel_contents.py WHEEL` lists the shared libraries that the wheel's binaries load. A library
+outside the wheel must be in EXTERNAL, which lists all that a machine with Python and torch has. A
+library in the wheel must have its notice. With `--built-here` the versions in THIRD_PARTY.md, and
+torch's in the metadata, must also be those that this machine compiles in.
 """
 
 import io
@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 
 EXTERNAL = re.compile(
     r"lib(torch|torch_cpu|torch_python|c10)\.so"
-    r"|libcu(blas|sparse)\.so\.\d+"  # Torch loads them.
+    r"|libcu(blas|sparse)\.so\.\d+"  # Torch loads these.
     r"|libstdc\+\+\.so\.6|libgcc_s\.so\.1|libc\.so\.6|libm\.so\.6|ld-linux-x86-64\.so\.2"
 )
 FILES = [
@@ -28,7 +28,7 @@ FILES = [
     "dist-info/licenses/LICENSE",
     "dist-info/licenses/THIRD_PARTY.md",
 ]
-# Names that pkg-config knows the rows of THIRD_PARTY.md by.
+# Maps rows of THIRD_PARTY.md to names of pkg-config.
 PACKAGES = {
     "Highway": "libhwy",
     "Eigen": "eigen3",
@@ -39,13 +39,13 @@ PACKAGES = {
 
 
 def needed(binary: bytes) -> list[str]:
-    """Shared libraries that a binary asks the loader for."""
+    """Return the shared libraries that a binary asks the loader for."""
     dynamic = ELFFile(io.BytesIO(binary)).get_section_by_name(".dynamic")
     return [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
 
 
 def complaints_about_libraries(wheel: zipfile.ZipFile, notices: str) -> list[str]:
-    """Prints what is loaded from where; libraries without permission, or without a notice."""
+    """Print where each library is loaded from; return those not allowed, or without a notice."""
     binaries = [n for n in wheel.namelist() if re.search(r"\.so(\.\d+)*$", n)]
     brought = {PurePath(n).name for n in binaries}
     loaded = {library for n in binaries for library in needed(wheel.read(n))}
@@ -63,7 +63,7 @@ def complaints_about_libraries(wheel: zipfile.ZipFile, notices: str) -> list[str
 
 
 def version_here(library: str) -> str:
-    """Version of a library as this machine compiles it in."""
+    """Return the version of a library that this machine compiles in."""
     if library == "PyTorch":
         return metadata.version("torch").partition("+")[0]
     if library == "CUDA-runtime":
@@ -71,7 +71,7 @@ def version_here(library: str) -> str:
             "cuda"
         ]
     if library == "pybind11":
-        import torch  # Its copy of the headers, as the module's build sees it.
+        import torch  # Torch's copy of the headers, as the module's build sees it.
 
         common = f"{torch.__path__[0]}/include/pybind11/detail/common.h"
         with open(common, encoding="utf-8") as file:
@@ -84,7 +84,7 @@ def version_here(library: str) -> str:
 
 
 def complaints_about_versions(notices: str) -> list[str]:
-    """Rows of THIRD_PARTY.md whose version is not the one that is compiled in here."""
+    """Return rows of THIRD_PARTY.md whose version is not the one compiled in here."""
     rows = re.findall(r"^\| ([\w-]+) \| (\d[\d.]*) \|", notices, re.MULTILINE)
     if not rows:
         return ["THIRD_PARTY.md: no row with a version"]
@@ -105,7 +105,7 @@ def complaints_about_torch(wheel: zipfile.ZipFile) -> list[str]:
 
 
 def main() -> int:
-    """Checks one wheel and returns the exit status."""
+    """Check one wheel and return the exit status."""
     wheel = zipfile.ZipFile(sys.argv[1])
     names = wheel.namelist()
     found = [f"no {f}" for f in FILES if not any(n.endswith(f) for n in names)]

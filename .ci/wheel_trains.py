@@ -1,4 +1,4 @@
-"""Trains three steps with the sluiceway that is installed, where nothing can be compiled."""
+"""Train three steps with the installed sluiceway, on a machine without a compiler."""
 
 import shutil
 

@@ -1,5 +1,5 @@
 // adam_step() at 28 bytes an element, and the whole host sequence in one pass against separate
-// ones.
+// passes.
 #include <cmath>
 
 #include "experiments/bench/against_roof.h"
@@ -86,8 +86,8 @@ float clip_factor(double norm) {
   return static_cast<float>(std::min(1.0, kMaxNorm / (norm + 1e-6)));
 }
 
-// Two passes, because the norm of all has to be known before the first weight moves: the scan
-// reads 2 bytes an element, the step moves 28.
+// Two passes, because the norm of all gradients must be known before the first weight moves: the
+// scan reads 2 bytes an element, the step moves 28.
 void fused(Training<f16>& t) {
   const ScanResult scan = cpu::overflow_scan(t.gradient());
   if (!scan.finite) return;
@@ -119,7 +119,7 @@ void host_sequence(benchmark::State& state) {
     state.SetIterationTime(seconds.back());
   }
   state.counters["gb_per_s"] = kN * 30 / median(seconds) * 1e-9;
-  state.counters["speedup"] = median(speedups);  // Of one pass over separate ones.
+  state.counters["speedup"] = median(speedups);  // One pass over separate passes.
 }
 
 BENCHMARK(host_sequence)->UseManualTime();

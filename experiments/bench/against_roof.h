@@ -5,8 +5,8 @@
 //   }
 //   BENCHMARK(scan)->UseManualTime();
 //
-// The roof is passed over once more before each call, so that both see the same neighbours on a
-// shared machine. Times are the thread's processor time. Counters, medians over the iterations:
+// Each call follows one more pass of the roof, so that both see the same neighbours on a shared
+// machine. Times are the thread's processor time. Counters, medians over the iterations:
 //
 //   gb_per_s    bytes per second, in units of 1e9
 //   roof_ratio  that rate / the rate of the roof beside it

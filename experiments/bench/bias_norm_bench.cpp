@@ -1,4 +1,4 @@
-// bias_norm() by family, against the roof that binds: two reads of G and the flop of both ways.
+// bias_norm() by family, against the binding roof: two reads of G and the flop of both ways.
 #include "experiments/bench/projector_bench.h"
 #include "kernels/bias_norm.h"
 

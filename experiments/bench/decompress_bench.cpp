@@ -29,7 +29,7 @@ struct Weight {
   MatrixView<std::uint16_t> low_view() {
     return low ? MatrixView<std::uint16_t>(low.get(), m, n) : MatrixView<std::uint16_t>();
   }
-  double bytes() const {  // Read and written once.
+  double bytes() const {  // Each is read and written once.
     return 2.0 * static_cast<double>(m * n) *
            static_cast<double>(sizeof(T) + (low ? sizeof(std::uint16_t) : 0));
   }

@@ -2,7 +2,7 @@
 // against the same pass without the scan.
 //
 //   scan_cost   seconds with the scan / seconds without, minus 1: the median of pairs
-//   ns_an_elem  of the written gradient
+//   ns_an_elem  nanoseconds an element of the written gradient
 #include "experiments/bench/against_roof.h"
 #include "experiments/bench/projector_bench.h"
 #include "experiments/bench/unscanned.h"
@@ -11,7 +11,7 @@
 namespace sluiceway::bench {
 namespace {
 
-constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // Elements, as the store's.
+constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // Elements, as in the store.
 
 // A weight of whole chunks, each of which is whole rows and whole groups of 32.
 template <class Side>

@@ -1,11 +1,11 @@
-// A Drive beside a bare io_uring loop and fio: the same blocks, depth, mix and file, in turns.
+// Compares a Drive with a bare io_uring loop and fio: same blocks, depth, mix and file, in turns.
 //
 // An iteration is one round of each, in an order that turns; roof_ratio is the median of the
 // drive's rate over the better one of the others in the same iteration, ratio_low and ratio_high
 // its 90 % interval by order statistics. Set SLUICEWAY_BENCH_GIB for the size of a round (default
 // 0.25) and SLUICEWAY_BENCH_FOLDER for the file system (default: the temporary folder). fio takes
-// part where it is installed and, for huge pages, has a pool of them (sysctl vm.nr_hugepages=160);
-// the label says so where it does not. Rates count reads and writes together.
+// part if it is installed and, for huge pages, has a pool of them (sysctl vm.nr_hugepages=160);
+// otherwise the label says why not. Rates count reads and writes together.
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@
 namespace sluiceway::bench {
 namespace {
 
-constexpr std::uint64_t kFileBlocks = 127;  // Odd: what was read is written the next time around.
+constexpr std::uint64_t kFileBlocks = 127;  // Odd: blocks read in one pass are written in the next.
 constexpr std::size_t kDepth = 32;
 
 double environment(const char* name, double otherwise) {
@@ -42,7 +42,7 @@ Budget& everything() {
   return budget;
 }
 
-// Of this process and of the children that it waited for.
+// Processor seconds of this process and of the children that it waited for.
 double processor_seconds() {
   double seconds = 0;
   for (const int whose : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
@@ -72,7 +72,7 @@ class BenchFile {
   std::string path_;
 };
 
-// One way to move a round, and what its rounds took so far.
+// One way to move a round, and the times of its rounds so far.
 struct Side {
   const char* name;
   std::function<double()> seconds_of_round;
@@ -80,7 +80,7 @@ struct Side {
   double processor = 0;
 };
 
-// Each side once; who begins turns with `iteration`.
+// Runs each side once; the first side changes with `iteration`.
 void run_all(std::vector<Side>& sides, std::size_t iteration) {
   for (std::size_t turn = 0; turn < sides.size(); ++turn) {
     Side& side = sides[(iteration + turn) % sides.size()];
@@ -116,7 +116,7 @@ void report(benchmark::State& state, const std::vector<Side>& sides, double gb_o
   }
 }
 
-// Why the roof cannot be measured: no io_uring, or no O_DIRECT in the folder. Else empty.
+// Reason why the roof cannot be measured (no io_uring, or no O_DIRECT in the folder), or empty.
 std::string why_not() {
   try {
     const PinnedPool pool(everything(), DeviceId::host(), {.slab_bytes = 4096});
@@ -128,7 +128,7 @@ std::string why_not() {
   }
 }
 
-// Why a round of fio cannot be had, after trying one. Else empty.
+// Tries a round of fio; returns the reason why it fails, or empty.
 std::string why_no_fio(const std::function<double()>& round) {
   if (!has_fio()) return "without fio, which is not installed";
   try {
@@ -183,7 +183,7 @@ void drive_beside_others(benchmark::State& state, IoChoice choice, Pages pages) 
   state.counters["huge_mib"] = static_cast<double>(pool.huge_bytes()) * 0x1p-20;
 }
 
-// As many rounds as were asked for, else as many as Google Benchmark thinks fit.
+// Runs the requested number of rounds, or as many as Google Benchmark chooses.
 void rounds(benchmark::internal::Benchmark* bench) {
   bench->Unit(benchmark::kMillisecond)->UseRealTime();
   if (const double asked = environment("SLUICEWAY_BENCH_ROUNDS", 0); asked >= 1) {

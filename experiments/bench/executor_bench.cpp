@@ -1,9 +1,9 @@
-// What the executor itself costs: payloads through four lanes whose tasks do nothing.
+// Measures the executor's own cost: payloads go through four lanes whose tasks do nothing.
 //
 //   inline    streams that run a task inside enqueue(): the executor's own work, on one thread
 //   workers   streams with a thread each, as the host device has them: wake-ups included
 //
-// Counter: us_per_payload, from the making of a payload to the end of its step.
+// Counter: us_per_payload, from the creation of a payload to the end of its step.
 #include <benchmark/benchmark.h>
 
 #include <string>

@@ -9,7 +9,7 @@
 namespace sluiceway::bench {
 namespace {
 
-constexpr std::size_t kChunk = std::size_t{1} << 20;  // Elements, as the store's.
+constexpr std::size_t kChunk = std::size_t{1} << 20;  // Elements, as in the store.
 constexpr std::size_t kChunks = 32;
 
 template <typename Src, typename Dst>

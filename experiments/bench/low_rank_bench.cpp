@@ -31,10 +31,10 @@ class Factors {
   static std::size_t floats(std::int64_t count) { return static_cast<std::size_t>(count); }
 
   std::int64_t rank_;
-  std::vector<float> left_, right_;  // May have no rows.
+  std::vector<float> left_, right_;  // Empty without rows.
 };
 
-// Rank 4, behind so many rows of pending factors.
+// Rank 4, with rows of pending factors before it.
 template <typename T>
 void perturb_low_rank(benchmark::State& state) {
   StaggeredArray<T> w(kElems, from_float<T>(0.01F)), plus(kElems, T{}), minus(kElems, T{});
@@ -45,7 +45,7 @@ void perturb_low_rank(benchmark::State& state) {
   });
 }
 
-// The image of a f32 matrix.
+// The image of an f32 matrix.
 template <typename T>
 void materialise_low_rank(benchmark::State& state) {
   StaggeredArray<float> w(kElems, 0.01F);

@@ -28,7 +28,7 @@ void perturb(benchmark::State& state) {
   perturb_with<T>(state, kFamily, static_cast<std::size_t>(state.range(0)));
 }
 
-// One instruction set, of those that this processor has.
+// Runs one of the instruction sets that this processor has.
 void perturb_rademacher_on(benchmark::State& state, std::int64_t target) {
   hwy::SetSupportedTargetsForTest(target);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());

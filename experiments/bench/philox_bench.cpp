@@ -1,5 +1,5 @@
 // fill_bits() into a buffer that stays in the cache: how fast noise can be drawn beside a weight.
-// There is no memory to be bound by; roof_ratio is against writing 2 bytes at the copy roof.
+// Memory does not bind it; roof_ratio compares with writing 2 bytes at the copy roof.
 #include "experiments/bench/against_roof.h"
 #include "kernels/philox.h"
 

@@ -1,5 +1,5 @@
-// What the benchmarks of compress, decompress and bias_norm share: random projectors, timing of the
-// best iteration, and the counters.
+// Parts that the benchmarks of compress, decompress and bias_norm share: random projectors, timing
+// of the best iteration, and the counters.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -84,7 +84,7 @@ double best_seconds(benchmark::State& state, const F& f) {
   return best;
 }
 
-// The roof is taken again here, next to the kernel that it is compared with.
+// Measures the roof again, next to the kernel that it is compared with.
 inline void report(benchmark::State& state, double seconds, double bytes, double flop,
                    double Roof::*bytes_roof) {
   const Roof& top = roof(true);
@@ -95,14 +95,14 @@ inline void report(benchmark::State& state, double seconds, double bytes, double
   state.counters["bytes_bind"] = bytes / (1e9 * top.*bytes_roof) >= bound ? 1 : 0;
 }
 
-// The same products through a sparse-matrix library (Eigen, P and Q compressed by rows), seconds of
-// the fastest of a few: P^T G Q into `s`, and W + alpha P D Q^T into `w`.
+// Computes the products with a sparse-matrix library (Eigen, P and Q compressed by rows): P^T G Q
+// into `s`, and W + alpha P D Q^T into `w`. Returns the seconds of the fastest of a few calls.
 double sparse_library_compress_s(MatrixView<const float> g, const SparseRows& p,
                                  const SparseRows& q);
 double sparse_library_decompress_s(MatrixView<float> w, MatrixView<const float> d,
                                    const SparseRows& p, const SparseRows& q);
 
-// Blocks as the general sparse matrices that such a library would be given.
+// Converts blocks to the general sparse matrices that such a library takes.
 SparseSide as_sparse(const BlockSide& side);
 
 }  // namespace sluiceway::bench

@@ -1,7 +1,7 @@
 // The residual kernels, each against the roof that its reads and writes of R and W bind.
 //
-// residual_step is the whole of what a step does: G - P S Q^T in place with its means (G read and
-// written), RMS (a read), update (a read of R, W read and written), every one of them counted.
+// residual_step covers a whole step: G - P S Q^T in place with its means (G read and written), RMS
+// (a read), update (a read of R, W read and written). It counts each of these.
 #include "experiments/bench/against_roof.h"
 #include "experiments/bench/projector_bench.h"
 #include "kernels/decompress.h"
@@ -44,8 +44,8 @@ void rms(benchmark::State& state) {
                    [&] { benchmark::DoNotOptimize(cpu::residual_rms(c.residual(), c.roots())); });
 }
 
-// 2 (m + n) floats read twice and as many written. Sums go in order, so what binds is the latency
-// of an add in double, not memory.
+// 2 (m + n) floats read twice and as many written. Sums go in order, so the latency of an add in
+// double binds, not memory.
 void use_means(benchmark::State& state) {
   Case c(state);
   std::vector<float> row(c.row), col(c.col);
@@ -73,7 +73,7 @@ void sign(benchmark::State& state) {
                    [&] { cpu::residual_sign(c.weight(), {}, c.residual(), kUpdate); });
 }
 
-// A gradient, a core and block projectors of an f of 1/4.
+// A gradient, a core and block projectors with f = 1/4.
 struct Formed : Case {
   BlockSide p, q;
   Array<float> s;
@@ -107,7 +107,7 @@ void residual_step(benchmark::State& state) {
   });
 }
 
-constexpr int kFew = 100;  // Of calls so short that the roof beside them takes the time.
+constexpr int kFew = 100;  // Iterations of calls so short that the roof takes most time.
 
 void shapes(benchmark::internal::Benchmark* b) {
   b->ArgNames({"m", "n"})->Unit(benchmark::kMicrosecond)->UseManualTime();

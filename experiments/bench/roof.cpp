@@ -46,7 +46,7 @@ void triad_all(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, float* 
   }
 }
 
-// The same past the cache, which does not fetch a line before it is overwritten.
+// Copies past the cache, so that no line is fetched before it is overwritten.
 void copy_streamed(const float* HWY_RESTRICT a, float* HWY_RESTRICT b, std::size_t n) {
   const hn::ScalableTag<float> d;
   for (std::size_t i = 0; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {

@@ -1,4 +1,4 @@
-// The roofs alone: what the other benchmarks are measured against.
+// Prints the roofs that the other benchmarks are compared with.
 #include "experiments/bench/against_roof.h"
 
 namespace sluiceway::bench {

@@ -1,4 +1,4 @@
-// Single operations as passes of their own, each as fast as memory: what one fused pass replaces.
+// Operations as separate passes, each as fast as memory. One fused pass replaces them.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Eigen's sparse products. This file alone is compiled for the very machine, so that the library is
-// not held back by the build's portable baseline.
+// Eigen's sparse products. Only this file is compiled for the machine that builds it, so that the
+// portable baseline of the build does not slow the library down.
 #include <Eigen/SparseCore>
 
 #include "experiments/bench/projector_bench.h"
@@ -41,7 +41,8 @@ double sparse_library_compress_s(MatrixView<const float> g, const SparseRows& p,
   const Sparse left = library_matrix(p), right = library_matrix(q);
   const Eigen::Map<const Dense> gradient(g.data, g.rows, g.cols);
   Dense half(p.cols, g.cols), core(p.cols, q.cols);
-  // Q second as (Q^T half^T)^T: several times faster in Eigen than a dense times a sparse matrix.
+  // Q comes second as (Q^T half^T)^T, which is several times faster in Eigen than dense times
+  // sparse.
   return fastest_of_three([&] {
     half.noalias() = left.transpose() * gradient;
     core.noalias() = half * right;

@@ -3,7 +3,7 @@
 // Large arrays of a power-of-two size come from malloc one page apart. On some processors (Zen 3:
 // the way predictor hashes address bits 12 to 27) such neighbours evict each other from the first
 // level cache, and any loop over four of them runs at two thirds of its speed, the roof's own too.
-// What is measured here is the kernel, so kernel and roof both use arrays without that accident.
+// The benchmarks measure the kernel, so kernel and roof both use arrays without that accident.
 #pragma once
 
 #include <hwy/aligned_allocator.h>

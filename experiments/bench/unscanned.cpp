@@ -15,7 +15,7 @@ namespace sluiceway::bench {
 namespace HWY_NAMESPACE {
 namespace sw = sluiceway::HWY_NAMESPACE;
 
-// As WriteScan writes.
+// Writes as WriteScan does.
 template <typename Dst>
 HWY_INLINE void round_into(const float* x, Dst* y, std::size_t n) {
   const sw::hn::ScalableTag<float> d;
@@ -31,7 +31,7 @@ HWY_INLINE void round_into(const float* x, Dst* y, std::size_t n) {
   }
 }
 
-// All rows and columns of a matrix: touched as a range of it is.
+// Passes over all rows and columns of a matrix, as over a range of it.
 class UnscannedSink {
  public:
   UnscannedSink(bf16* dst, std::int64_t rows, std::int64_t cols)

@@ -1,5 +1,5 @@
-// The passes of gradient_copy() and decompress_range() with everything but the scan: what the scan
-// costs is the difference.
+// The passes of gradient_copy() and decompress_range() without the scan: the difference is the cost
+// of the scan.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace sluiceway::bench {
 template <typename Src, typename Dst>
 void unscanned_copy(std::span<const Src> src, std::span<Dst> dst);
 
-// Rows [first, last) of P D Q^T as bf16; `first` begins a group.
+// Writes rows [first, last) of P D Q^T as bf16; `first` begins a group.
 void unscanned_rows(const AnyMatrix& d, const SparseRows& p, const SparseRows& q,
                     std::int64_t first, std::int64_t last, bf16* dst, std::span<float> scratch);
 void unscanned_rows(const AnyMatrix& d, const BlockRows& p, const BlockRows& q, std::int64_t first,

@@ -1,4 +1,4 @@
-// The roof of a drive: a loop over a bare io_uring, without anything that a store needs.
+// Measures the roof of a drive with a loop over a bare io_uring, without a store's other work.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace sluiceway::bench {
 
-// What is moved in a round: request i is block i of a file of `blocks`, wrapping; even ones read
-// and odd ones write, `depth` of them at once, each with its own block of `memory`.
+// Requests of a round: request i is block i of a file of `blocks`, wrapping. Even requests read and
+// odd requests write, `depth` of them at once, each with its own block of `memory`.
 struct Round {
   std::string path;
   std::size_t block_bytes = std::size_t{4} << 20;
@@ -19,7 +19,7 @@ struct Round {
   std::span<std::byte> memory;  // depth * block_bytes, registered with the ring if it lets us.
 };
 
-// Seconds that it takes. Throws IoError if anything but whole blocks is transferred.
+// Returns the seconds of a round. Throws IoError if a request transfers less than a whole block.
 double seconds_of_bare_loop(const Round& round);
 
 }  // namespace sluiceway::bench

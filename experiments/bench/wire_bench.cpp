@@ -20,7 +20,7 @@ struct Core {
   WireFormat format;
   StaggeredArray<float> values{kElems, 0.0F};
   StaggeredArray<std::byte> wire;
-  double bytes;  // Read plus written.
+  double bytes;  // Bytes read plus bytes written.
 };
 
 void pack(benchmark::State& state, WireFormat format) {

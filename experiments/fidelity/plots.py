@@ -127,7 +127,7 @@ def main() -> None:
     results = Results(args.results)
     stage = Stage(results, "headline")
     if not panels(stage):
-        raise SystemExit("plots: no model and text has AdamW's row yet; run.py --count says why")
+        raise SystemExit("plots: AdamW has no finished row yet; see run.py --count")
     for name, draw in (("headline", draw_headline), ("curves", draw_curves)):
         draw(results, stage).savefig(args.out / f"{name}.png", dpi=130)
         print(args.out / f"{name}.png")

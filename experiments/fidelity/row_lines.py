@@ -26,8 +26,8 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(json.loads(line))
         except ValueError as error:
             raise ValueError(
-                f"{path}:{number}: is no row ({error}), expected one JSON object a line; take the "
-                "line out, and it is run again"
+                f"{path}:{number}: is no row ({error}), expected one JSON object a line. Remove "
+                "the line to repeat its run."
             ) from None
     return rows
 
@@ -46,7 +46,7 @@ def append_row(path: Path, row: Row) -> None:
     finally:
         os.close(file)
     if written != len(line):
-        raise OSError(f"{path}: took {written} of {len(line)} bytes, expected all of them")
+        raise OSError(f"{path}: wrote only {written} of {len(line)} bytes; free some disk space")
 
 
 def _whole_bytes(content: bytes) -> int:

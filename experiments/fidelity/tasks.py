@@ -101,8 +101,7 @@ def perl_modules() -> list[Path]:
     files = [f for f in PERL.rglob("*.pm") if f.relative_to(PERL).parts[0] not in _PERL_TABLES]
     if not files:
         raise FileNotFoundError(
-            f"tasks: no module in {PERL}, expected those of Debian's package perl-modules-5.36; "
-            "on Debian 12 `apt-get install perl-modules-5.36` brings them"
+            f"tasks: {PERL} has no modules. On Debian 12 run `apt-get install perl-modules-5.36`."
         )
     return files
 

@@ -1,4 +1,4 @@
-"""Fused linears beside hooks and native AdamW: seconds a step in turns, saved activations, losses.
+"""Compare fused linears with hooks and native AdamW: seconds a step, saved activations, losses.
 
     python -m experiments.fused.run time FOLDER [--rounds N] [--steps N] [--link-gbps R]
     python -m experiments.fused.run memory

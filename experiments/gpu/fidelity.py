@@ -266,7 +266,7 @@ def parsed() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="or host")
-    parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")
+    parser.add_argument("--out", type=Path, help="JSON file, continued if it exists")
     parser.add_argument("--base", type=Path, required=True, help="the base's file, made if missing")
     parser.add_argument("--hidden", type=int, default=1024, help="width, a multiple of 64")
     parser.add_argument("--layers", type=int, default=8)
@@ -277,13 +277,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--pretrain-seconds", type=float, default=60)
     parser.add_argument("--at-once", type=int, default=3, help="runs that share the device")
     parser.add_argument("--run-limit", type=float, default=75, help="seconds of one run")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="of all runs")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none afterwards")
     parser.add_argument("--pretrain", action="store_true", help="make the base in this process")
-    parser.add_argument("--one", choices=list(WAYS), help="take this run in this process")
+    parser.add_argument("--one", choices=list(WAYS), help="make this run in this process")
     parser.add_argument("--seed", type=int, default=0, help="the seed of --one")
     args = parser.parse_args()
     if not args.pretrain and args.one is None and args.out is None:
-        parser.error("--out is missing, expected a JSON file")
+        parser.error("--out is missing; name a JSON file for the results")
     return args
 
 

@@ -1,17 +1,19 @@
 #!/bin/bash
-# Builds here for a card that is elsewhere, and packs what a bare machine without network needs.
+# Builds on this machine for a card in another one, and packs what a bare machine without network
+# needs.
 #
 #   experiments/gpu/pack.sh PACK      there: PACK/unpack.sh FOLDER, then FOLDER/experiments/gpu/run.sh
 #
-# PACK gets the tree as it stands (commit and changes), the archives that the Python module is linked
+# PACK receives the work tree (commit and changes), the archives that the Python module is linked
 # from, the tests with the label `gpu` and `bench_device`, all stripped, the commands that compile and
-# link the module, headers and libraries of the Debian packages that they use, and wheels.
+# link the module, headers and libraries of the Debian packages that these commands use, and wheels.
 #
-# ARCHITECTURES are those of the card (default: 90), PYTHON_THERE the version of its Python (default:
-# 3.12), PACK_LIMIT_MIB the most that PACK may hold (default: 64). $PYTHON, else .venv/bin/python, has
-# the torch to build against. nvcc comes from PATH, from CUDA_HOME or /usr/local/cuda, else from PyPI.
+# ARCHITECTURES names those of the card (default: 90), PYTHON_THERE the Python version beside the card
+# (default: 3.12), PACK_LIMIT_MIB the largest size of PACK (default: 64). The build uses the torch of
+# $PYTHON, else of .venv/bin/python. nvcc comes from PATH, from CUDA_HOME or /usr/local/cuda, else from
+# PyPI.
 #
-# Exit status: 0; 1 where something failed, or PACK is too large; 2 where the command line is wrong.
+# Exit status: 0; 1 if something failed, or PACK is too large; 2 if the command line is wrong.
 set -euo pipefail
 self=$(realpath "$0")
 [ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$self" >&2; exit 2; }
@@ -22,9 +24,9 @@ cd "$(dirname "$self")/../.."
 readonly tree=$PWD build=$PWD/build/pack made=$PWD/build/pack_files
 readonly architectures=${ARCHITECTURES:-90} python_there=${PYTHON_THERE:-3.12} limit_mib=${PACK_LIMIT_MIB:-64}
 readonly python=${PYTHON:-$tree/.venv/bin/python}
-# What the module's sources include, and what its archives and the tests are linked with.
+# Packages that the module's sources include, and that its archives and the tests are linked with.
 readonly header_packages=(libhwy-dev libxxhash-dev liburing-dev libblkid-dev libeigen3-dev nlohmann-json3-dev)
-# The optimizers of `peers` come along where the wheels are there to be had.
+# The optimizers of `peers` are packed if their wheels are available.
 readonly wheels=(pydantic pydantic_core annotated-types typing-inspection) peers=(torchao flashoptim)
 
 say() { echo "pack: $*" >&2; }
@@ -36,8 +38,8 @@ record() { PYTHONPATH=$tree/python "$python" -m experiments.gpu.record "$@"; }
 where_is() { "$python" -c 'import importlib.util as u, sys
 print(u.find_spec(sys.argv[1]).submodule_search_locations[0])' "$1"; }
 
-# Prints the path of nvcc; without one, fetches that of the CUDA that torch was built with, and puts it
-# beside the libraries that torch brought.
+# Prints the path of nvcc. If there is none, fetches the one of torch's CUDA version, and puts it
+# beside the libraries that came with torch.
 find_nvcc() {
   local nvcc cuda=$tree/build/pack_cuda site minor name
   for nvcc in "$(command -v nvcc || true)" "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"; do
@@ -79,7 +81,7 @@ record gpu-tests "$build" >"$build/gpu_tests.txt"
 mapfile -t binaries < <(cut -f 2 "$build/gpu_tests.txt")
 binaries+=(experiments/bench/bench_device)
 
-# ---- What is not the tree's ------------------------------------------------------------------------
+# ---- Files from outside the tree -------------------------------------------------------------------
 
 rm -rf "$made"
 mkdir -p "$made/built" "$made/packages/lib"
@@ -92,7 +94,7 @@ dpkg -L "${header_packages[@]}" | grep ^/usr/include/ | while read -r file; do
   [ ! -f "$file" ] || echo "${file#/usr/}"
 done | tar -C /usr -cf - -T - | tar -C "$made/packages" -xf -
 
-# Libraries of the distribution, beside those that no Linux is without.
+# Libraries of the distribution, but for those that every Linux has.
 linked=$(tr ' ' '\n' <<<"$link" | grep -E '^/.*\.(so|a)[0-9.]*$')
 linked+=$'\n'$(dirname "$(grep /libcudart_static <<<"$linked")")/libcudadevrt.a  # nvcc adds it.
 for binary in "${binaries[@]}"; do ldd "$made/built/$binary" || true; done |
@@ -110,7 +112,7 @@ for binary in "${binaries[@]}"; do ldd "$made/built/$binary" || true; done |
 
 # ---- Commands, with names in the place of folders --------------------------------------------------
 
-# What unpack.sh puts in the place of each: this tree, its build folder, torch, the headers of Python.
+# Folders that unpack.sh fills in again: this tree, its build folder, torch, the headers of Python.
 include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 torch=$(where_is torch)
 as_template() {
@@ -123,7 +125,7 @@ as_template() {
 grep ' -c ' <<<"$commands" | grep /python/bindings/ | as_template >"$made/built/compile_module.txt"
 as_template <<<"$link" >"$made/built/link_module.txt"
 if strange=$(grep -ohE '(^| |-I)/[^ ]+' "$made"/built/{compile,link}_module.txt | sort -u); then
-  fail "the module's commands name files that will not be there:" $strange
+  fail "the module's commands name files that the pack lacks:" $strange
 fi
 
 # ---- The pack --------------------------------------------------------------------------------------
@@ -132,12 +134,12 @@ rm -rf "$pack"/{tree,built,packages}.tar.xz "$pack/wheels"
 git ls-files -z --cached --others --exclude-standard -- . ':!*.png' \
   ':!experiments/*/results/*' ':!experiments/*/results.jsonl' |
   xargs -0 ls -d 2>/dev/null | tar -T - -cf - | xz -3 >"$pack/tree.tar.xz"
-# Every test has the same archives in it, which a large dictionary stores once.
+# Every test contains the same archives, which a large dictionary stores once.
 for name in built packages; do
   tar -C "$made" -cf - $name | xz --lzma2=preset=6,dict=64MiB >"$pack/$name.tar.xz"
 done
 for name in "${wheels[@]}" "${peers[@]}"; do
-  # The versions that are installed here; of others the newest.
+  # Takes the versions installed here, and the newest of packages that are not installed.
   version=$("$python" -c 'import importlib.metadata as m, sys; print("==" + m.version(sys.argv[1]))' \
     "$name" 2>/dev/null || true)
   "$python" -m pip download --quiet --no-deps --only-binary :all: --python-version "$python_there" \

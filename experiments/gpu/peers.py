@@ -222,7 +222,7 @@ def parsed() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="or host")
-    parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")
+    parser.add_argument("--out", type=Path, help="JSON file, continued if it exists")
     parser.add_argument("--shape", choices=SHAPES, default="1.3b")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of a step")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
@@ -231,11 +231,11 @@ def parsed() -> argparse.Namespace:
     patience = "seconds after which a way takes no more than two timed steps"
     parser.add_argument("--patience", type=float, default=12, help=patience)
     parser.add_argument("--turn-limit", type=float, default=60, help="seconds of one way")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no way later")
-    parser.add_argument("--one", choices=list(WAYS), help="measure it in this process; prints it")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none afterwards")
+    parser.add_argument("--one", choices=list(WAYS), help="measure this way here; print it")
     args = parser.parse_args()
     if args.one is None and args.out is None:
-        parser.error("--out is missing, expected a JSON file")
+        parser.error("--out is missing; name a JSON file for the results")
     return args
 
 

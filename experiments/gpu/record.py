@@ -87,7 +87,7 @@ def complaint(out: Path) -> str:
     """Reason why nothing may be added to OUT: files of two commits are never mixed."""
     here = commit()
     if here == UNKNOWN:
-        return "the commit is not known here; set SLUICEWAY_COMMIT"
+        return "this checkout has no known commit; set SLUICEWAY_COMMIT"
     for part in PARTS:
         found = read(part, out).get("commit", here)
         if found != here:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds, tests and measures on the CUDA card of this machine.
 #
-#   experiments/gpu/run.sh build OUT        the preset `cuda` for this card, and what nvcc made of it
+#   experiments/gpu/run.sh build OUT        the preset `cuda` for this card, and checks of its kernels
 #   experiments/gpu/run.sh smoke OUT        tests with the label `gpu`, tests/python/gpu_*.py and
 #                                           four quickstarts, `sluiceway doctor` and
 #                                           experiments/laptop/run.py, as many at once as there
@@ -12,30 +12,30 @@
 #   experiments/gpu/run.sh engines OUT      the quickstart with every engine, on cuda:0
 #   experiments/gpu/run.sh peers OUT        one model with torch's, torchao's, FlashOptim's and our
 #                                           optimizers
-#   experiments/gpu/run.sh fidelity OUT     a model of 100 M parameters: what each way learns
+#   experiments/gpu/run.sh fidelity OUT     a model of 100 M parameters: losses of each way
 #   experiments/gpu/run.sh sanitize OUT     compute-sanitizer on some of the tests
 #   experiments/gpu/run.sh all OUT          these nine, in turn
 #   experiments/gpu/run.sh table OUT        only the table of what OUT has
 #
-# Each part but `build` ends within PART_SECONDS (default: 150) and takes the most telling first. A
-# test, a benchmark or a turn is a process of its own with a limit, TURN_SECONDS (default: 30) or twice
-# that, so that one that hangs costs half a minute and not the part. OUT/<part>.json (machine, driver,
-# commit, results) is written after each.
-# At the end the part's table is printed; OUT/table.txt has the tables of all parts.
+# Each part but `build` ends within PART_SECONDS (default: 150) and runs the most telling pieces first.
+# A test, a benchmark or a turn is a separate process with a limit, TURN_SECONDS (default: 30) or twice
+# that, so that a hang costs half a minute and not the part. After each piece the script writes
+# OUT/<part>.json (machine, driver, commit, results). At the end it prints the part's table;
+# OUT/table.txt has the tables of all parts.
 #
-# The same command goes on with what failed, did not end or was left, OUT brought along to another
-# machine or not. --again begins the part anew. An OUT of another commit is refused, and so is a
-# build/cuda of another commit by all parts but `build`, which builds it anew. Where this machine has
-# no tool for a piece, the table says "not run", which is no failure.
+# Repeat the same command to run the pieces that failed, did not end or were left; you may take OUT to
+# another machine before. --again begins the part anew. The script refuses an OUT of another commit.
+# All parts but `build` refuse a build/cuda of another commit; `build` builds it anew. If this machine
+# lacks the tool of a piece, the table says "not run", which is no failure.
 #
-# Nothing is fetched. C++ packages that are not the system's: CMAKE_PREFIX_PATH. Python: $PYTHON,
-# else .venv/bin/python, else python3; without torch there, the module is not built, and what needs
-# it fails. SLUICEWAY_COMMIT names the commit where there is no repository. STEP_ARGS, MEMORY_ARGS and
-# PEERS_ARGS are more options of step.py, memory.py and peers.py, quoted as for a shell:
-# STEP_ARGS='--links "PCIe 4.0 x16"'. A machine without these tools gets its build from pack.sh.
+# The script fetches nothing. CMAKE_PREFIX_PATH names C++ packages outside the system. Python is
+# $PYTHON, else .venv/bin/python, else python3; if it has no torch, the module is not built, and the
+# pieces that need it fail. SLUICEWAY_COMMIT names the commit if there is no repository. STEP_ARGS,
+# MEMORY_ARGS and PEERS_ARGS are more options of step.py, memory.py and peers.py, quoted as for a
+# shell: STEP_ARGS='--links "PCIe 4.0 x16"'. pack.sh makes a build for a machine without these tools.
 #
-# Exit status: 0; 1 where something failed, or did not end in its time; 2 where there is no card, or
-# the command line is wrong.
+# Exit status: 0; 1 if something failed, or did not end in its time; 2 if there is no card, or the
+# command line is wrong.
 set -euo pipefail
 self=$(realpath "$0")
 cd "$(dirname "$self")/../.."
@@ -43,10 +43,10 @@ cd "$(dirname "$self")/../.."
 readonly seconds_a_part=${PART_SECONDS:-150}
 readonly build=build/cuda
 readonly built_from=$build/sluiceway_commit
-readonly not_run=77  # Exit status of a piece that lacks a tool, as pieces.py has it.
-# Seconds of one turn, with the start of Python; a turn that hangs is cut then.
+readonly not_run=77  # Exit status of a piece that lacks a tool; the same as in pieces.py.
+# Seconds of one turn with the start of Python, after which it is cut.
 readonly a_turn=${TURN_SECONDS:-30}
-# Kernels with shared memory, atomics and scratch: what a sanitizer may have something to say about.
+# Kernels with shared memory, atomics and scratch, in which a sanitizer may find something.
 readonly sanitized_kernels=(compress compress_linear decompress overflow_scan residual)
 # A few steps of the engine, with every kind of codec; streams and copies have no kernels to race.
 readonly engine_cases='*/block_random_cores:*/svd:*/sparse_random_cores:*/block_pca_refreshed'
@@ -55,10 +55,10 @@ usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$self"; }
 
 say() { echo "gpu: $*" >&2; }
 
-# Written by unpack.sh: the commit, the interpreter, and where its packages and libraries are.
+# unpack.sh writes this file: the commit, the interpreter, and the folders of packages and libraries.
 [ ! -f "$build/environment" ] || . "$build/environment"
 packages=${PYTHONPATH:-}
-# A turn that is cut ends by SIGABRT: a Python process then says where its threads are.
+# SIGABRT ends a turn at its limit, since a Python process then prints the stacks of its threads.
 ulimit -c 0
 export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1
 
@@ -67,7 +67,7 @@ if [ -z "$python" ]; then
   if [ -x .venv/bin/python ]; then python=$PWD/.venv/bin/python; else python=$(command -v python3); fi
 fi
 
-# The package's own folder comes last: pieces see the module that see_module made.
+# The package's own folder comes last, so that pieces see the module that see_module made.
 record() { PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$PWD/python "$python" -m experiments.gpu.record "$@"; }
 
 has_torch() { "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; }
@@ -79,13 +79,13 @@ find_nvcc() {
 
 # ---- Pieces of a part ----------------------------------------------------------------------------
 
-# Seconds until the part has to end; $1 of them are kept for what comes after.
+# Seconds until the part has to end, less $1 seconds for later work.
 seconds_left() { echo $((seconds_a_part - ${1:-5} - SECONDS)); }
 
 # piece NAME LIMIT COMMAND...: one line for `pieces`.
 piece() { printf '%s\t%s\t' "$1" "$2" && shift 2 && printf '%q ' "$@" && echo; }
 
-# pieces AT_ONCE: runs those of its input that OUT lacks, so many beside each other.
+# pieces AT_ONCE: runs the pieces of its input that OUT lacks, AT_ONCE beside each other.
 pieces() {
   record run "$part" "$out" --work "$work" --seconds "$(seconds_left)" --at-once "$1"
 }
@@ -98,7 +98,7 @@ part_build() {
   find_nvcc
   has_torch || torch=OFF
   [ $torch = OFF ] || targets+=(_core)
-  rm -f "$build/CMakeCache.txt" "$built_from"  # Of another card, of another commit.
+  rm -f "$build/CMakeCache.txt" "$built_from"  # They may be of another card or commit.
   cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=native -DSLUICEWAY_TORCH=$torch \
     -DPython3_EXECUTABLE="$python"
   cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
@@ -106,20 +106,20 @@ part_build() {
   cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
   record gpu-tests "$build" >"$build/gpu_tests.txt"
   echo "$SLUICEWAY_COMMIT" >"$built_from"
-  SECONDS=0  # A build takes the time that it takes.
+  SECONDS=0  # A build has no limit.
   piece resources 60 "$python" .ci/cuda_resources.py "$build" | pieces 1
 }
 
-# Whether build/cuda is there, and of this commit; says what it is otherwise.
+# Checks that build/cuda exists and is of this commit; otherwise prints the complaint.
 is_built() {
   local found=unknown
-  [ -x "$build/experiments/bench/bench_device" ] || { echo "$build is not there"; return 1; }
+  [ -x "$build/experiments/bench/bench_device" ] || { echo "$build is missing"; return 1; }
   [ ! -f "$built_from" ] || found=$(<"$built_from")
   [ "$found" = "$SLUICEWAY_COMMIT" ] ||
     { echo "$build is of commit $found, expected $SLUICEWAY_COMMIT"; return 1; }
 }
 
-# The slowest first; nothing here is timed, so all of it may run at once.
+# The slowest piece comes first. No piece is timed, so all may run at once.
 part_smoke() {
   local name path
   has_torch || { say "smoke: $python has no torch, which tests/python/gpu_*.py need"; return 1; }
@@ -130,7 +130,7 @@ part_smoke() {
       --junitxml "$work/python.xml" tests/python/gpu_*.py
     piece laptop $((seconds_a_part - 10)) "$python" -m experiments.laptop.run --steps 10 \
       --folder "$work/laptop"
-    # It ends well where an engine fails: that is a finding of its own.
+    # It succeeds even if an engine fails, which is a separate finding.
     piece doctor $((2 * a_turn)) bash -c 'set -o pipefail
       "$0" -m sluiceway doctor | tee /dev/stderr | { ! grep "^engine .* missing "; }' "$python"
     quickstart subspace configs/quickstart.yaml train.steps=60
@@ -159,7 +159,7 @@ part_sanitize() {
   } | pieces 4
 }
 
-# sanitize TOOL TEST CASES; a test that is not there fails as a command that is not.
+# sanitize TOOL TEST CASES: a missing test fails as a missing command does.
 sanitize() {
   local path
   path=$(sed -n "s/^$2_test\t//p" "$build/gpu_tests.txt")
@@ -167,7 +167,7 @@ sanitize() {
     --gtest_filter="$3" --gtest_brief=1
 }
 
-# Projections with the libraries beside them, and the residual, come first: a step is mostly these.
+# Projections, with the libraries beside them, and the residual come first, as a step is mostly these.
 part_bench() {
   local group groups
   mapfile -t groups < <("$build/experiments/bench/bench_device" --benchmark_list_tests |
@@ -181,8 +181,8 @@ part_bench() {
   done | pieces 1
 }
 
-# A turn that is cut, or after which the device answers no more, is a row that says so; a new process
-# goes on with the next. What failed before is taken again, once.
+# If a turn is cut, or the device no longer answers after it, its row says so, and a new process takes
+# the next turn. Turns that failed before are repeated once.
 part_step() {
   local status=0 more=() retry=--retry
   has_torch || { say "step: $python has no torch"; return 1; }
@@ -221,7 +221,7 @@ part_peers() {
     --seconds "$(seconds_left $a_turn)" "${more[@]}"
 }
 
-# The base model is too large for OUT; without it a further call trains another, and begins anew.
+# The base model is too large for OUT. Without it a later call trains another one, and begins anew.
 part_fidelity() {
   has_torch || { say "fidelity: $python has no torch"; return 1; }
   see_module || return 1
@@ -229,7 +229,7 @@ part_fidelity() {
     --seconds "$(seconds_left)"
 }
 
-# Half the steps of `make demo`, so that all of them fit; one at a time, since steps are timed.
+# Half the steps of `make demo`, so that all runs fit; one at a time, since steps are timed.
 part_engines() {
   local offload=configs/quickstart_offload_disk.yaml zo=configs/quickstart_zo.yaml
   has_torch || { say "engines: $python has no torch"; return 1; }
@@ -256,8 +256,8 @@ quickstart() {
   piece "$name" $((2 * a_turn)) "$python" -m sluiceway train "$config" --out "$work/$name" "${settings[@]}"
 }
 
-# The Python package with the module of this build, and no copy of either. An editable install is
-# asked before PYTHONPATH is, so its finder is hidden.
+# Makes Python see the package with the module of this build, without copying either. Python asks an
+# editable install before PYTHONPATH, so the script hides the finder of that install.
 see_module() {
   local site=$PWD/$build/site
   rm -rf "$site"
@@ -274,7 +274,7 @@ sys.exit(not u.find_spec("sluiceway._core").origin.startswith(sys.argv[1]))' "$s
 
 # ---- Running them ----------------------------------------------------------------------------------
 
-# Every process that a part waits for has a limit, so the part has one; its output goes to a file.
+# A part has a limit because every process that it waits for has one; its output goes to a file.
 run_part() {
   local status=0 began=$SECONDS why
   export part=$1 work=$PWD/build/gpu/$1 out
@@ -282,7 +282,7 @@ run_part() {
     [ "$part" = build ] || { say "$part: $why; run $0 build $out"; return 1; }
     rm -f "$out/build.json"
   fi
-  # Two trees that differ from a commit have one name; where nothing is to do, building says so.
+  # Trees with different changes to one commit have the same name; an up-to-date build ends at once.
   case "$part $SLUICEWAY_COMMIT" in "build "*-dirty) rm -f "$out/build.json" ;; esac
   [ -z "$again" ] || rm -f "$out/$part.json"
   if record is-done "$part" "$out"; then

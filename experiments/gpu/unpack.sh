@@ -1,12 +1,12 @@
 #!/bin/bash
-# On the machine with the card: unpacks what pack.sh has packed, and builds the module for its Python.
+# Unpacks the pack of pack.sh on the machine with the card, and builds the module for its Python.
 #
 #   PACK/unpack.sh FOLDER      then: FOLDER/experiments/gpu/run.sh smoke OUT
 #
 # Needs no network and takes about a minute. $PYTHON, else python3, must have its own headers, torch,
-# transformers and pytest; $CXX, else g++, must know C++20. Nothing outside FOLDER is changed.
+# transformers and pytest; $CXX, else g++, must know C++20. The script changes nothing outside FOLDER.
 #
-# Exit status: 0; 1 where a command failed; 2 where this machine lacks something, which is named.
+# Exit status: 0; 1 if a command failed; 2 if this machine lacks something, with a message.
 set -euo pipefail
 self=$(realpath "$0")
 [ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$self" >&2; exit 2; }
@@ -19,7 +19,7 @@ cxx=$(command -v "${CXX:-g++}" || true)
 
 say() { echo "unpack: $*" >&2; }
 
-# ---- What must be here -----------------------------------------------------------------------------
+# ---- Requirements ----------------------------------------------------------------------------------
 
 missing=0
 lacks() { say "$1 missing; $2"; missing=1; }
@@ -65,7 +65,7 @@ tar -C "$build" --strip-components=1 -xJf "$pack/built.tar.xz"
 tar -C "$tree/build" -xJf "$pack/packages.tar.xz"
 for wheel in "$pack"/wheels/*.whl; do "$python" -m zipfile -e "$wheel" "$site"; done
 
-# Libraries that the packed binaries ask the loader for: those of CUDA are torch's or the toolkit's.
+# Libraries that the packed binaries load; CUDA's come from torch or from the toolkit.
 nvidia=$(dirname "$torch")/nvidia/cu13/lib
 libraries=$packages/lib:$torch/lib:$nvidia:${CUDA_HOME:-/usr/local/cuda}/lib64
 for name in $(grep -oE '@PACKAGES@/lib/[^ ]*' "$build/link_module.txt" | sed 's#.*/##' | sort -u); do
@@ -92,8 +92,8 @@ filled compile_module.txt >compile.sh
 say "compiling $(wc -l <compile.sh) files for Python $version on $(nproc) cores"
 xargs -d '\n' -P "$(nproc)" -I{} bash -c '{}' <compile.sh >compile.log 2>&1 ||
   { grep -m 5 -E 'error|No such file' compile.log >&2 || tail -n 5 compile.log >&2; say "compiling failed: $build/compile.log"; exit 1; }
-# A compiler without the shared C++ library would put a second one into the module, beside torch's: it
-# gets the one that Python loads.
+# A compiler without the shared C++ library would link a second one into the module, beside torch's. It
+# gets the library that Python loads.
 shared_cxx=$("$cxx" -print-file-name=libstdc++.so)
 [ -e "$shared_cxx" ] || shared_cxx=$(ask 'import ctypes
 ctypes.CDLL("libstdc++.so.6")
@@ -101,7 +101,7 @@ print({line.split()[-1] for line in open("/proc/self/maps") if "/libstdc++.so" i
 bash -c "$(filled link_module.txt | sed "s#\( && :\)\{0,1\}\$# $shared_cxx&#")" >link.log 2>&1 ||
   { tail -n 5 link.log >&2; say "linking failed: $build/link.log"; exit 1; }
 
-# run.sh reads this; the tree has no repository to ask for its commit.
+# run.sh reads this file, since the tree has no repository that knows the commit.
 cat >environment <<END
 export PYTHON=$python SLUICEWAY_COMMIT=$(<sluiceway_commit)
 export LD_LIBRARY_PATH=$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH} PYTHONPATH=$site

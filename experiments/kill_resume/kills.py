@@ -52,7 +52,7 @@ def _wait(happened: Callable[[], bool], command: Any, seconds: float = 600.0) ->
     deadline = time.monotonic() + seconds
     while not happened() and command.is_running():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing happened within {seconds} s")
+            raise TimeoutError(f"the awaited event did not happen within {seconds} s")
         time.sleep(0.001)
 
 

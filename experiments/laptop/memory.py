@@ -172,20 +172,20 @@ def parsed() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="or host")
-    parser.add_argument("--out", type=Path, help="a JSON file, which is gone on with")
+    parser.add_argument("--out", type=Path, help="JSON file, continued if it exists")
     parser.add_argument("--models", nargs="+", default=_MODELS, metavar="SHAPE=SIZE",
-                        help=f"what budget a shape gets; shapes: {' '.join(SHAPES)}")  # fmt: skip
+                        help=f"budget of each shape; shapes: {' '.join(SHAPES)}")  # fmt: skip
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--tokens", type=int, default=1024, help="of a step")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--run-limit", type=float, default=150, help="seconds of one run")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run later")
-    parser.add_argument("--retry", action="store_true", help="take runs again that failed")
-    parser.add_argument("--one", type=json.loads, help="a run as JSON, in this process; prints it")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none afterwards")
+    parser.add_argument("--retry", action="store_true", help="repeat failed runs")
+    parser.add_argument("--one", type=json.loads, help="make this run (JSON) here; print it")
     parser.add_argument("--table", action="store_true", help="print FILE and measure nothing")
     args = parser.parse_args()
     if args.one is None and args.out is None:
-        parser.error("--out is missing, expected a JSON file")
+        parser.error("--out is missing; name a JSON file for the results")
     return args
 
 

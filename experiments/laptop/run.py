@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--shape", type=Path, default=SHAPE, help="folder with a config.json")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs/laptop")
-    parser.add_argument("--set", action="append", default=[], help="more of the config, a.b=c")
+    parser.add_argument("--set", action="append", default=[], help="config override, a.b=c")
     parser.add_argument("--plan", action="store_true", help="train nothing, write nothing")
     args = parser.parse_args()
     overrides = {

@@ -1,4 +1,4 @@
-// What the kernel says of this process's traffic with drives (/proc/self/io).
+// The kernel's counts of this process's traffic with drives (/proc/self/io).
 #pragma once
 
 #include <cstdint>

@@ -122,7 +122,7 @@ def plot(rows: list[dict]) -> None:
 def main() -> None:
     """Measure the missing cases, or show the recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="on the disk to use")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder on the disk to use")
     parser.add_argument("--table", action="store_true", help="print results.json")
     parser.add_argument("--plot", action="store_true", help="draw results.json")
     args = parser.parse_args()
@@ -131,7 +131,7 @@ def main() -> None:
         return plot(rows)
     if not args.table:
         if args.folder is None:
-            parser.error("FOLDER is missing, expected one on the disk to use")
+            parser.error("FOLDER is missing; name a folder on the disk to use")
         seen = {(r["parameters"], r["micro_batches"], r["backend"]) for r in rows}
         for case in CASES:
             if case in seen:

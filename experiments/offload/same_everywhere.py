@@ -74,7 +74,7 @@ def digest(run: RunFolder) -> str:
 def main() -> None:
     """Run all, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="on the disk to use; 2 GiB")
+    parser.add_argument("folder", type=Path, help="folder on the disk to use, 2 GiB")
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-// AdamW steps over states in a store, of as many parameters as asked for: no model, no Python.
+// Takes AdamW steps over states in a store for PARAMETERS parameters, without a model or Python.
 //
 //   state_driver FOLDER PARAMETERS STEPS MICRO_BATCHES RING_MIB IO(auto|uring|posix)
 //
-// Gradients are generated chunk by chunk into the ring and spilled as bf16; the updated weights are
-// thrown away. Prints one JSON object: what the process held at most, the bytes that crossed the
-// drive by our counters and by the kernel's, seconds.
+// The driver generates gradients chunk by chunk in the ring and spills them as bf16. It discards
+// the updated weights. It prints one JSON object: the process's peak memory, the bytes that crossed
+// the drive by our counters and by the kernel's, seconds.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -147,7 +147,7 @@ class Driver {
 
   Drive::Counters counters() const { return store_->drives().front()->counters(); }
 
-  // Every chunk of every micro-batch: made in a lease, written, given back when it is.
+  // Makes every chunk of every micro-batch in a lease, writes it, and then returns the lease.
   void spill(int step) {
     std::vector<std::future<void>> written;
     for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
@@ -189,7 +189,7 @@ class Driver {
   Arguments arguments_;
   Budget budget_ = Budget::unlimited();
   ChunkPlan plan_;
-  std::vector<DType> weights_;  // As the model would compute with them.
+  std::vector<DType> weights_;  // Types that a model would compute with.
   StateStream::Types types_{DType::kBF16, weights_};
   PinnedPool ring_;
   std::unique_ptr<ChunkStore> store_;

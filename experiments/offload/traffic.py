@@ -85,13 +85,13 @@ def table(rows: list[dict]) -> str:
 def main() -> None:
     """Measure all cases, or show the recorded ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="on the disk to use")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder on the disk to use")
     parser.add_argument("--table", action="store_true", help="print traffic.json")
     args = parser.parse_args()
     if args.table:
         return print(table(read_rows(RESULTS)))
     if args.folder is None:
-        parser.error("FOLDER is missing, expected one on the disk to use")
+        parser.error("FOLDER is missing; name a folder on the disk to use")
     rows = []
     for case in CASES:
         rows.append(measured(case, args.folder))

@@ -1,12 +1,12 @@
-// Bytes over disk and link of whole steps of the offload engine, without a model or Python.
+// Counts bytes over disk and link in whole steps of the offload engine, without a model or Python.
 //
 //   traffic_driver FOLDER PARAMETERS STEPS MICRO_BATCHES CODEC MAX_NORM POLICY SPILL PARK
 //
-// CODEC is identity or block_random (f = 1/2), POLICY spill or speculative, SPILL gradient or core,
-// PARK, the weights that wait in host memory in a speculative step, none or all. Tensors are 2048 x
-// 2048 in bf16; each gets the same generated gradient, scaled by its step. MAX_NORM 0 is none.
-// Prints one JSON object: bytes by our counters and by the kernel's, from a commit to a commit, and
-// seconds.
+// CODEC is identity or block_random (f = 1/2). POLICY is spill or speculative. SPILL is gradient or
+// core. PARK is none or all: the weights that wait in host memory in a speculative step. Tensors
+// are 2048 x 2048 in bf16; each gets the same generated gradient, scaled by its step. MAX_NORM 0
+// means no clip. Prints one JSON object: bytes by our counters and by the kernel's, between two
+// commits, and seconds.
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -75,7 +75,7 @@ std::vector<TensorSpec> specs_of(const Arguments& arguments) {
   return specs;
 }
 
-// About +-0.01, from a generator that takes no time.
+// Values of about +-0.01, from a generator that takes hardly any time.
 std::vector<std::uint16_t> gradient_of(int step) {
   std::vector<std::uint16_t> bits(static_cast<std::size_t>(kWidth * kWidth));
   auto word = static_cast<std::uint32_t>(step);

@@ -33,7 +33,7 @@ def missing(name: str) -> tuple[list[Job], int]:
 
 
 def announce(name: str) -> None:
-    """Print the runs and core-hours that are left, as far as they are known."""
+    """Print how many runs and core-hours are left, as far as known."""
     left, asked = missing(name)
     hours = sum(map(estimated_seconds, left)) / 3600
     print(f"{name}: {asked - len(left)} of {asked} done, {hours:.2f} core-hours left, more where "

@@ -41,7 +41,7 @@ def seconds(folder: Path, codec: str, micro_batches: int, steps: int) -> dict:
 def main() -> None:
     """Run in turns, print each round, write all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="on the disk to use")
+    parser.add_argument("folder", type=Path, help="folder on the disk to use")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()

@@ -37,5 +37,5 @@ def trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
     ) as optimizer:
         cores = {one["name"]: one["core_rows"] for one in optimizer.describe()}
         if whole := [name for name in names if not cores[name]]:
-            raise AssertionError(f"{whole} cross whole, expected cores")
+            raise AssertionError(f"{whole} cross the link whole instead of as cores")
         yield Trainee(model, optimizer, trained)

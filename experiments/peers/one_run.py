@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warmup", type=int, default=2, help="first steps, not counted")
     parser.add_argument("--folder", type=Path, required=True, help="on the disk to use")
-    parser.add_argument("--tuning", type=json.loads, default={}, help="JSON, of the side")
+    parser.add_argument("--tuning", type=json.loads, default={}, help="JSON settings of the side")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--resume", action="store_true")

@@ -24,7 +24,7 @@ def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
     """Format a table from cells, as many in each row as in the head."""
     lines = [head, ["---"] * len(head), *rows]
     if any(len(cells) != len(head) for cells in lines):
-        raise ValueError(f"a row has other cells than the head {head}")
+        raise ValueError(f"a row and the head {head} have different numbers of cells")
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 

@@ -93,10 +93,10 @@ STAGES = {"tune": tune, "compare": compare, "kills": kills, "refused": refused}
 def main() -> None:
     """Run stages, or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="on the disk to use")
+    parser.add_argument("folder", nargs="?", type=Path, help="folder on the disk to use")
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--sizes", nargs="+", default=["25M", "55M", "110M"])
-    parser.add_argument("--steps", type=int, default=12, help="of them 2 are not counted")
+    parser.add_argument("--steps", type=int, default=12, help="the first 2 are not counted")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tune-rounds", type=int, default=2)
     parser.add_argument("--theirs", type=Path, default=REPOSITORY / "build/peers")
@@ -110,7 +110,7 @@ def main() -> None:
         README.write_text(written(README.read_text(), tables(results)))
         return
     if args.folder is None:
-        parser.error("FOLDER is missing, expected one on the disk to use")
+        parser.error("FOLDER is missing; name a folder on the disk to use")
     args.folder = args.folder.resolve()
     for stage in args.stages:
         done = STAGES[stage](args)

@@ -93,7 +93,7 @@ def stands_for(link: dict[str, Any]) -> str:
 
 
 def title_of(link: dict[str, Any]) -> str:
-    """Say what the table compares, and for which machine it stands."""
+    """Title of the table: the compared ways, and the machine that it stands for."""
     over = (
         "the same model over the same link"
         if link["device"] == "host"
@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/demo")
-    parser.add_argument("--steps", type=int, help="replaces the config's device")
+    parser.add_argument("--steps", type=int, help="replaces the config's steps")
     parser.add_argument("--link-gbps", type=float, help="replaces the derived link rate")
     parser.add_argument("--show", action="store_true", help="table and picture of finished runs")
     args = parser.parse_args()

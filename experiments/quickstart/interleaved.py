@@ -45,7 +45,7 @@ def keep_freed_memory() -> None:
     mallopt = ctypes.CDLL(None).mallopt
     for parameter, size in ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 1 << 30)):
         if mallopt(parameter, size) != 1:
-            raise RuntimeError(f"mallopt: parameter {parameter} did not take {size} bytes")
+            raise RuntimeError(f"mallopt: glibc refused {size} bytes for parameter {parameter}")
 
 
 class PausingFolder(RunFolder):

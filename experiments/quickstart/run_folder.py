@@ -209,7 +209,7 @@ def check_commit(path: Path) -> None:
         return
     old, new = json.loads(path.read_text())["commit"], commit_here()
     if new == UNKNOWN:
-        sys.exit(f"{path}: the commit here is not known, expected {old}; set SLUICEWAY_COMMIT")
+        sys.exit(f"{path}: this checkout has no known commit, expected {old}; set SLUICEWAY_COMMIT")
     if old != new:
         sys.exit(f"{path}: is of commit {old}, expected {new}; give another file")
 

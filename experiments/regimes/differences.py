@@ -56,7 +56,7 @@ def paired_values(found: Found, mine: list[Run], theirs: list[Run]) -> list[floa
             if left != right:
                 raise ValueError(
                     f"differences: {key} is {left} of {one.name} and {right} of {other.name}, "
-                    "expected the same; rows of two starts or texts do not mix"
+                    "which must agree; remove the rows of one start or text"
                 )
         values.append(found.loss(one) - found.loss(other))
     return values

@@ -65,9 +65,9 @@ class Lead:
             raise ValueError(f"{method}: there is no {base}, expected one of {sorted(CODECS)}")
         found = cls(CODECS[base], **chosen)
         if found.feedback and (found.residual or found.codec is None):
-            raise ValueError(f"{method}: feedback takes the residual's place beside a core")
+            raise ValueError(f"{method}: feedback needs a core, and replaces the residual")
         if (found.momentum8 or found.turns > 1) and not found.residual:
-            raise ValueError(f"{method}: momentum8 and turns are of a residual, expected +residual")
+            raise ValueError(f"{method}: momentum8 and turns need +residual")
         return found
 
     @property

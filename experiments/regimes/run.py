@@ -69,7 +69,7 @@ def run_all(args: argparse.Namespace, shelf: Shelf) -> int:
         except KeyboardInterrupt:
             for child in multiprocessing.active_children():
                 child.terminate()
-            print("\nstopped; what is done is kept, the same command goes on")
+            print("\nstopped; finished runs are kept, repeat the command to continue")
             return 130
     hours = outcome.core_seconds / 3600  # Runs of earlier calls too.
     why = f"at --most-core-hours {args.most_core_hours:g}" if outcome.stopped else "nothing is left"
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="at a time, one thread each (2)")
     budget = f"stop before a run that would go over it ({MOST_CORE_HOURS:g})"
     parser.add_argument("--most-core-hours", type=float, default=MOST_CORE_HOURS, help=budget)
-    parser.add_argument("--count", action="store_true", help="say what is left, run nothing")
+    parser.add_argument("--count", action="store_true", help="count the missing runs, run nothing")
     parser.add_argument("--table", action="store_true", help="write RESULTS.md, run nothing")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     args = parser.parse_args()

@@ -44,8 +44,8 @@ class Shelf:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BlockingIOError(
-                    f"{self.folder}: another run.py writes there, expected to be the only one; "
-                    "wait for it, or take another folder by --results"
+                    f"{self.folder}: another run.py writes there. "
+                    "Wait for it, or give another folder with --results."
                 ) from None
             yield
 
@@ -54,8 +54,8 @@ class Shelf:
             return asked_for(row).key
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{self.path(name)}: a line lacks {error}, expected every field of a run; take the "
-                "line out, and it is run again"
+                f"{self.path(name)}: a line lacks {error}, a field of every run. Remove the "
+                "line to repeat its run."
             ) from None
 
     def rows(self, name: str) -> dict[str, Row]:

@@ -34,7 +34,7 @@ def start_model(start: str, seed: int, dtype: str) -> torch.nn.Module:
         model = _drawn(seed)
     elif start == "young":
         if not (YOUNG / "model.safetensors").exists():
-            raise FileNotFoundError(f"{YOUNG}: is not there, expected what make_young() leaves")
+            raise FileNotFoundError(f"{YOUNG}: the young model is missing; call make_young()")
         model = read_model(YOUNG)
     else:
         model = load_model(start)

@@ -81,8 +81,8 @@ def rate_of(rows: Sequence[Row]) -> float:
         return choose_link(CONFIG, None)["gbps"]
     if rows[0]["machine"] != machine():
         sys.exit(
-            f"{RESULTS}: rows are of {rows[0]['machine']} and this is {machine()}, expected the "
-            "same; their seconds do not mix, so begin the file anew"
+            f"{RESULTS}: rows are of {rows[0]['machine']} and this is {machine()}. Seconds of "
+            "two machines do not compare; delete the file to begin anew."
         )
     return rows[0]["link_gbps"]
 
@@ -122,7 +122,7 @@ def pairs_of(rows: Sequence[Row], way: str, micro_batches: int) -> list[tuple[Cu
         if mine["link_gbps"] != native["link_gbps"]:
             raise ValueError(
                 f"time_to_quality: {way}, seed {seed}: link of {mine['link_gbps']:g} GB/s and "
-                f"native's of {native['link_gbps']:g}, expected the same; begin the file anew"
+                f"native's of {native['link_gbps']:g}, which must agree; delete the file"
             )
         if not native["curve"][-1][1] < native["curve"][0][1]:
             raise ValueError(f"time_to_quality: native gained nothing with seed {seed}")

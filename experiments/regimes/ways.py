@@ -50,19 +50,19 @@ def why_not(method: str, dtype: str) -> str | None:
     if is_lead(base):
         Lead.of(base)  # Raises if no lead has that name.
         if added or dtype != "fp32":
-            return f"{base} is simulated, expected nothing added and fp32 weights"
+            return f"{base} is simulated; it takes no additions and only fp32 weights"
         return None
     own_groups = base == "apollo" or base.startswith("lora")
     if own_groups and added:
-        return f"{base} has parameter groups of its own, expected no +{added[0]}"
+        return f"{base} has parameter groups of its own; remove +{added[0]}"
     if own_groups and dtype != "fp32":
         return f"{base} would round its weights to nearest, expected fp32 weights"
     if "b1=0" in added and base == "adafactor":
-        return "adafactor has no first moment, expected no +b1=0"
+        return "adafactor has no first moment; remove +b1=0"
     if len(rates := [name for name in added if name in NORMS]) > 1:
-        return f"norms have one rate, expected one of +{' and +'.join(rates)}"
+        return f"norms have one rate; keep one of +{' and +'.join(rates)}"
     if "momentum" in added and base not in TORCH:
-        return f"+momentum is of torch's optimizers alone, expected one of {', '.join(TORCH)}"
+        return f"+momentum needs an optimizer of torch, expected one of {', '.join(TORCH)}"
     return None
 
 

@@ -58,7 +58,7 @@ class PacedRun:
         self._process.send_signal(signal.SIGSTOP)
         if self._process.poll() is not None:
             code = self._process.returncode
-            print(f"{self._log}: run ended with {code}, expected it to go on", file=sys.stderr)
+            print(f"{self._log}: the run ended early, with {code}", file=sys.stderr)
             raise SystemExit(2)
 
     def _seconds(self) -> list[float]:

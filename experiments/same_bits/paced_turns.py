@@ -84,13 +84,13 @@ def main() -> None:
     parser.add_argument("old", help="a commit")
     parser.add_argument("new", help="a commit")
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--slices", type=int, default=6, help="of each commit in a turn")
+    parser.add_argument("--slices", type=int, default=6, help="slices of each commit in a turn")
     parser.add_argument("--link-gbps", type=float, default=0.042)
-    parser.add_argument("--out", type=Path, help="write the turns there, as JSON")
-    parser.add_argument("--keep", type=Path, help="build here, and leave it")
+    parser.add_argument("--out", type=Path, help="JSON file for the turns")
+    parser.add_argument("--keep", type=Path, help="folder for both builds, kept")
     args = parser.parse_args()
     if args.turns < 2:
-        parser.error(f"--turns {args.turns}: expected 2 or more, an interval needs a spread")
+        parser.error(f"--turns {args.turns}: expected 2 or more, as an interval needs a spread")
     with both_sides(args.old, args.new, args.keep) as (folder, old, new):
         turns = take_turns(args, folder / "turns", old, new)
     low, mean, high = interval([turn["ratio"] for turn in turns])

@@ -85,14 +85,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("old", help="a commit")
     parser.add_argument("new", help="a commit")
-    parser.add_argument("--out", type=Path, help="write the verdicts there, as JSON")
-    parser.add_argument("--only", nargs="+", default=[""], help="runs whose names begin so")
-    parser.add_argument("--keep", type=Path, help="build and run here, and leave it")
+    parser.add_argument("--out", type=Path, help="JSON file for the verdicts")
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of names of runs")
+    parser.add_argument("--keep", type=Path, help="folder for builds and runs, kept")
     args = parser.parse_args()
     names = [n for n in (*command_runs(), *SMALL_RUNS) if n.startswith(tuple(args.only))]
     if not names:
         every = "\n  ".join((*command_runs(), *SMALL_RUNS))
-        parser.error(f"--only {' '.join(args.only)}: no run, expected a beginning of\n  {every}")
+        parser.error(f"--only {' '.join(args.only)}: no run begins so; the runs are\n  {every}")
     with both_sides(args.old, args.new, args.keep) as (folder, old, new):
         verdicts = run_all(names, folder, old, new)
     Console(width=None if sys.stdout.isatty() else 160).print(table_of(verdicts))

@@ -1,4 +1,4 @@
-// The lanes that the experiment and the benchmark of the executor have: those of a weight's step.
+// The four lanes of a weight's step, for the executor's experiment and benchmark.
 #pragma once
 
 #include <array>

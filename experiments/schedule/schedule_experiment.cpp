@@ -3,7 +3,7 @@
 //   schedule_experiment [--steps 7] [--sets 20000] [--out results.json]
 //
 // Timed: 32 layers, equal and unequal, three ratios, norm barrier off and on, four orders.
-// Launched: what a step costs more where the launching thread, not the device, waits for updates.
+// Launched: the extra cost of a step if the launching thread, not the device, waits for updates.
 // Simulated: edf against the best other order on random sets of layers, by their spread.
 #include <algorithm>
 #include <cstdint>
@@ -31,7 +31,7 @@ const char* to_string(NormBarrier barrier) {
   return barrier == NormBarrier::kNone ? "none" : "exact";
 }
 
-class Dice {  // The same on every standard library.
+class Dice {  // Draws the same with every standard library.
  public:
   explicit Dice(std::uint64_t seed) : engine_(seed) {}
   double between(double low, double high) {
@@ -74,8 +74,8 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
 }
 
-// What the busiest resource waits for before its first unit of a step and after its last; for
-// unequal layers the mean layer's.
+// Time that the busiest resource waits before its first unit of a step and after its last; for
+// unequal layers, that of the mean layer.
 double pipeline_fill(const std::vector<LayerCost>& layers) {
   double device = 0, chain = 0, busiest_hop = 0;
   for (std::size_t lane = 0; lane < layers.front().lanes.size(); ++lane) {
@@ -169,7 +169,7 @@ Json measure_waiters(int steps) {
   return rows;
 }
 
-// How edf compares with the best of the other orders in the model.
+// Compares edf with the best of the other orders in the model.
 Json rank_orders(int low, int high, double spread, double jitter, int sets) {
   Json rows = Json::array();
   for (const NormBarrier barrier : kBothBarriers) {

@@ -21,8 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Timers wake a thread some tens of microseconds late; the thread's next wait is shorter by that,
-// so that waits last what they should on average.
+// Timers wake a thread some tens of microseconds late. The thread's next wait is shorter by that
+// time, so waits have the right length on average.
 void take(double seconds) {
   thread_local std::chrono::nanoseconds late{0};
   const auto wanted =
@@ -49,7 +49,7 @@ class TimedStep {
     executor_.emplace(config);
   }
 
-  // Returns when the backward ended.
+  // Returns the time at which the backward ended.
   Clock::time_point run() {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       executor_->wait(static_cast<int>(l));
@@ -63,7 +63,7 @@ class TimedStep {
     return Clock::now();
   }
 
-  // As run(), with `device` doing what this thread launches.
+  // Works as run(), with `device` doing the work that this thread launches.
   Clock::time_point launch(Stream& device, Launching launching) {
     done_.resize(layers_.size());
     const auto enqueue = [&](double seconds) {
@@ -81,7 +81,7 @@ class TimedStep {
     for (std::size_t l = layers_.size(); l-- > 0;) {
       enqueue(layers_[l].backward);
       executor_->wait(
-          static_cast<int>(l));  // As a hook does before it changes the weight's records.
+          static_cast<int>(l));  // A hook does so before it changes the weight's records.
       Payload p = payload(l);
       p.after = device.record();
       const auto done = done_[l] = std::make_shared<HostEvent>();
@@ -115,9 +115,9 @@ class TimedStep {
 
   const std::vector<LayerCost>& layers_;
   const NormBarrier barrier_;
-  std::vector<Stream> streams_;  // Before the executor: they outlive it.
+  std::vector<Stream> streams_;  // Declared before the executor, so that they outlive it.
   std::optional<Executor> executor_;
-  std::vector<std::shared_ptr<HostEvent>> done_;  // By layer: its last update was applied.
+  std::vector<std::shared_ptr<HostEvent>> done_;  // By layer; set when its last update was applied.
 };
 
 std::vector<double> seconds_of(int steps, const std::function<Clock::time_point()>& step) {
@@ -135,7 +135,7 @@ std::vector<double> seconds_of(int steps, const std::function<Clock::time_point(
 
 std::vector<double> run_timed_steps(const std::vector<LayerCost>& layers, Order order,
                                     NormBarrier barrier, int steps) {
-  prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);  // As the streams' threads have it.
+  prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);  // The streams' threads have the same slack.
   TimedStep step(layers, order, barrier);
   std::vector<double> seconds = seconds_of(steps, [&] { return step.run(); });
   step.drain();

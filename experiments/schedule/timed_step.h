@@ -1,13 +1,13 @@
-// Steps whose every hop is a wait of known length, run through the true executor and streams.
+// Runs steps through the true executor and streams; every hop is a wait of known length.
 //
 // The calling thread plays the device: it waits for a layer's payload, sleeps for its forward,
 // then for each backward, and submits. Lanes sleep too, so the number of processors does not
 // matter; what executor and streams add is part of the measured time.
 //
-// Or the device is a thread of its own, and the calling thread is the one that launches: it takes
-// `launch_s` for each forward and backward, which the device then does. So the device can be behind
-// the launching thread, as a card is. Once a step the launching thread waits for the device, as
-// step() does for the norms.
+// Alternatively the device is a separate thread, and the calling thread launches: it takes
+// `launch_s` for each forward and backward, which the device then does. So the device can lag
+// behind the launching thread, as a card does. Once a step the launching thread waits for the
+// device, as step() does for the norms.
 #pragma once
 
 #include <vector>
@@ -16,10 +16,10 @@
 
 namespace sluiceway::experiment {
 
-// Who waits for an update that is late, where the device is a thread of its own.
+// The thread that waits for a late update, if the device is a separate thread.
 enum class Waiter {
   kThread,  // The launching thread, in Executor::acquire(): it launches nothing meanwhile.
-  kDevice,  // The device, for something that the host does: no real device may do that.
+  kDevice,  // The device, which waits for work of the host: no real device may do that.
 };
 
 struct Launching {

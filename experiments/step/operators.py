@@ -71,11 +71,11 @@ def longest(seconds: Counter[str]) -> dict[str, float]:
 def main() -> None:
     """Profile every way, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="a JSON file")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
     parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--tokens", type=int, default=2048, help="of a step")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of a step")
     parser.add_argument("--sequence", type=int, default=512, help="tokens of a sequence")
-    parser.add_argument("--gbps", type=float, help="of the link; not throttled without it")
+    parser.add_argument("--gbps", type=float, help="link rate; not throttled without it")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS),
                         default=[NATIVE, "Sluiceway, fused"])  # fmt: skip

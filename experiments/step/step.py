@@ -115,7 +115,7 @@ class Sitting:
             print(json.dumps(self.rows[-1]), flush=True)
             self._write()
             if not clear(self._device):
-                print("step.py: the device answers no more, start again", file=sys.stderr)
+                print("step.py: the device no longer answers; repeat the command", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(_START_AGAIN)  # The ordinary exit would wait for the device.
 
@@ -138,7 +138,7 @@ class Sitting:
         if turn.pacing is not None:
             native = self._row({**case.key, "round": 0, "way": NATIVE})
             if native is None or "failed" in native:
-                return {**sizes, "failed": "native has no turn in round 0, whose rate paces links"}
+                return {**sizes, "failed": "native has no turn in round 0 to pace the links by"}
             rate = flops / native["seconds"]
             gbps = Pace(rate, self._real_gbps).gbps(turn.link, turn.pacing)
         return {**sizes, "gbps": gbps, **measure(case, blocks, turn.way, gbps, self._args)}
@@ -179,30 +179,28 @@ def parsed() -> argparse.Namespace:
     """Parse the command line, with defaults that depend on the device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="host", help="host or cuda:0")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="a JSON file, which is gone on with"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON file, continued if it exists")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES)
-    parser.add_argument("--tokens", nargs="+", type=int, help="of a step")
+    parser.add_argument("--tokens", nargs="+", type=int, help="tokens of a step")
     parser.add_argument("--sequence", type=int, help="tokens of a sequence")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(MAIN_WAYS))
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
-    pacing = "links as named, or scaled by what this device computes to what theirs does"
+    pacing = "links as named, or scaled to this device's compute rate"
     parser.add_argument("--pacing", nargs="+", choices=PACINGS, default=[ABSOLUTE], help=pacing)
-    parser.add_argument("--budget", type=parse_bytes, help="of the device, for the blocks")
+    parser.add_argument("--budget", type=parse_bytes, help="device bytes for the blocks")
     parser.add_argument("--dtype", choices=list(_DTYPES), default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=3, help="steps that are not timed")
     parser.add_argument("--steps", type=int, default=8)
-    patience = "of a turn, after which it takes no more steps than two"
+    patience = "seconds after which a turn takes at most two steps"
     parser.add_argument("--patience", type=float, default=float("inf"), help=patience)
     limit = "seconds of a turn, after which the process ends"
     parser.add_argument("--turn-limit", type=int, default=0, help=limit)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no turn later")
-    most = "take no more than so many; 1 gives each turn a process of its own"
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none afterwards")
+    most = "take at most so many turns; 1 gives each turn a process of its own"
     parser.add_argument("--turns", type=int, default=sys.maxsize, help=most)
-    parser.add_argument("--retry", action="store_true", help="take turns again that failed")
-    seen = "one round of two steps of the fewest tokens over two links, to see that it runs"
+    parser.add_argument("--retry", action="store_true", help="repeat failed turns")
+    seen = "try one short round: two steps, the fewest tokens, two links"
     parser.add_argument("--once", action="store_true", help=seen)
     parser.add_argument("--table", action="store_true", help="print FILE and measure nothing")
     args = parser.parse_args()
@@ -229,10 +227,10 @@ def main() -> int:
             return _START_AGAIN
         only_failed = sitting.ways_that_only_failed()
         if sitting.left:
-            print(f"step.py: {len(sitting.left)} turns are left, the same command goes on")
+            print(f"step.py: {len(sitting.left)} turns are left; repeat the command")
     print(table(json.loads(args.out.read_text())))
     for way in only_failed:
-        print(f"step.py: {way}: failed whenever it was tried", file=sys.stderr)
+        print(f"step.py: {way}: failed in every try", file=sys.stderr)
     return 1 if only_failed else 0
 
 

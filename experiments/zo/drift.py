@@ -170,7 +170,7 @@ def main() -> None:
     """Measure and write, or show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--steps", type=int, default=1000, help="at most 1024, what a call replays")
+    parser.add_argument("--steps", type=int, default=1000, help="at most 1024, as a call replays")
     parser.add_argument("--shape", type=int, nargs=2, default=(512, 1024))
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2))
     args = parser.parse_args()

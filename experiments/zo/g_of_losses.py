@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--micro-batch", type=int, default=8, help="2,048 tokens")
+    parser.add_argument("--micro-batch", type=int, default=8, help="8 have 2,048 tokens")
     args = parser.parse_args()
     if not args.table:
         warnings.simplefilter("ignore")  # The warning says that norms are bf16, which is intended.

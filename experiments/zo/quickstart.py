@@ -285,7 +285,7 @@ def main() -> None:
     """Measure and write, or show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--clock", action="store_true", help="seconds of a step alone")
+    parser.add_argument("--clock", action="store_true", help="measure seconds of a step only")
     args = parser.parse_args()
     if args.clock:
         clock()

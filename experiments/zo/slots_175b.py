@@ -215,8 +215,8 @@ def check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         sys.exit(
-            f"{folder}: {format_bytes(free)} are free, expected {format_bytes(needed)} for the "
-            "model and its store; give another folder, or fewer --blocks"
+            f"{folder}: {format_bytes(free)} are free, but the model and its store need "
+            f"{format_bytes(needed)}; give another folder, or fewer --blocks"
         )
 
 
@@ -234,9 +234,9 @@ def table(run: dict[str, Any], found: list[dict[str, Any]]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write, or show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?", help="on the drive that is to be used")
+    parser.add_argument("folder", type=Path, nargs="?", help="folder on the drive to use")
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--small", action="store_true", help="a small shape, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="try a small shape")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--sequence", type=int, default=2048)
@@ -247,7 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.table:
         run = json.loads(args.out.read_text())
     elif args.folder is None or args.steps < 2:
-        parser.error("expected FOLDER, and --steps of 2 or more, as the first brings what stays")
+        parser.error("give FOLDER, and --steps of 2 or more, as step 1 loads resident weights")
     else:
         run = measure(args)
         if not args.small:

@@ -219,7 +219,7 @@ class Sitting:
                 found.append(self._runner(Way(mode, ratio), gbps))
         losses = {str(r.way): r.first["loss"] for r in found if not r.way.has_images}
         if len(set(losses.values())) > 1:  # All runners begin with the same weights.
-            raise AssertionError(f"first steps have the losses {losses}, expected one and the same")
+            raise AssertionError(f"the first steps have different losses: {losses}")
         return found
 
     def _runner(self, way: Way, gbps: float | None, **options: Any) -> Runner:
@@ -282,7 +282,7 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     for option, value in ((_ARENAS, 1), (_MMAP_ABOVE, 32 << 20), (_TRIM_ABOVE, (1 << 31) - 1)):
         if not libc.mallopt(option, value):
-            raise OSError(f"mallopt({option}, {value}) failed, expected glibc to take it")
+            raise OSError(f"glibc refused mallopt({option}, {value})")
 
 
 @contextlib.contextmanager
@@ -302,18 +302,18 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--once", action="store_true", help="a small model, to see that it runs")
+    parser.add_argument("--once", action="store_true", help="try a small model")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--shape", default="medium", help="of experiments/step")
-    parser.add_argument("--blocks", type=int, help="of the model; default: those of the shape")
-    parser.add_argument("--tokens", type=int, default=256, help="of a step")
-    modes = "log, parity, and parity-bf16, parity-fp16 or parity-fp8 with such a wire"
+    parser.add_argument("--shape", default="medium", help="a shape of experiments/step")
+    parser.add_argument("--blocks", type=int, help="blocks; default: the shape's")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of a step")
+    modes = "log, parity, or parity-bf16, parity-fp16 or parity-fp8 for a narrow wire"
     parser.add_argument("--modes", nargs="+", default=["log"], help=modes)
-    ratios = "seconds of the link to those of computing"
+    ratios = "seconds of the link divided by those of computing"
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 2.0], help=ratios)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=4, help="that are timed in a turn")
-    parser.add_argument("--pending", type=int, default=24, help="steps behind a base, at most")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn")
+    parser.add_argument("--pending", type=int, default=24, help="most steps after a base")
     parser.add_argument("--pending-rounds", type=int, default=3)
     args = parser.parse_args(arguments)
     if args.once:

@@ -300,4 +300,4 @@ def test_a_command_that_names_a_file_of_this_machine_is_a_failure(sandbox, tmp_p
     (tools / "commands").write_text(commands.replace("-Werror", "-I/opt/only/here"))
     done = run_pack(sandbox, tmp_path / "pack")
     assert done.returncode == 1
-    assert "name files that will not be there: -I/opt/only/here" in done.stderr
+    assert "name files that the pack lacks: -I/opt/only/here" in done.stderr

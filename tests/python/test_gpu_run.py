@@ -276,7 +276,7 @@ def test_a_build_of_another_commit_is_built_anew_before_anything_else(sandbox):
         assert of.read_text() == "one\n"
     assert sandbox.run("engines").returncode == 0
     (sandbox.root / "build/cuda/experiments/bench/bench_device").unlink()
-    assert "bench: build/cuda is not there; run " in sandbox.run("bench").stderr
+    assert "bench: build/cuda is missing; run " in sandbox.run("bench").stderr
 
 
 def test_a_build_that_failed_is_of_no_commit(sandbox):

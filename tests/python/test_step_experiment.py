@@ -95,7 +95,7 @@ def test_a_file_of_another_commit_is_refused(run_step, tmp_path, monkeypatch):
         run_step(out)
     monkeypatch.delenv("SLUICEWAY_COMMIT")
     monkeypatch.setattr(run_folder, "REPOSITORY", tmp_path)  # No repository.
-    with pytest.raises(SystemExit, match=r"commit here is not known, .*set SLUICEWAY_COMMIT"):
+    with pytest.raises(SystemExit, match=r"has no known commit, .*set SLUICEWAY_COMMIT"):
         run_step(out)
     assert out.read_text() == text
 
@@ -228,7 +228,7 @@ def test_a_turn_that_fails_is_a_row_with_its_reason_and_the_others_go_on(
         broken.setattr(step_turn, "make_optimizer", make_optimizer)
         done = run_step(out, *ways)
     assert done.returncode == 1
-    assert "Sluiceway, fused: failed whenever it was tried" in done.stderr
+    assert "Sluiceway, fused: failed in every try" in done.stderr
     rows = json.loads(out.read_text())["rows"]
     failed = [row["failed"] for row in rows if "failed" in row]
     assert failed == 2 * ["MemoryError: no room for it"]

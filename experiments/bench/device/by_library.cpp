@@ -1,5 +1,5 @@
-// The same products by general libraries, f32: `vs_library` is our speed over theirs. Each row
-// first checks that both agree, and fails where they do not.
+// Products by general libraries, f32: `vs_library` is our speed over theirs. Each row first checks
+// that both results agree, and fails if they do not.
 #include <algorithm>
 #include <cmath>
 
@@ -17,17 +17,17 @@ using cuda::SparseForm;
 
 enum class Family { kSparse, kBlocks };
 
-// A projector on both sides of a gradient or a core of it, and everything that three ways of
-// computing with it need.
+// A projector on both sides of a gradient or of its core, with the data of three ways to compute
+// with it.
 struct Case {
   std::int64_t n, d, tokens;
   BlocksThere blocks;
-  SparseThere p;  // Of kBlocks, the same one scattered.
+  SparseThere p;  // For kBlocks: the same projector, scattered.
   bool ours_is_blocks;
   DeviceArray<float> dense;                        // P.
   DeviceArray<float> g, core, half;                // n x n, d x d, d x n.
   DeviceArray<float> x;                            // tokens x n.
-  DeviceArray<float> core_out, weight_out, x_out;  // Theirs.
+  DeviceArray<float> core_out, weight_out, x_out;  // Results of the library.
   DeviceArray<float> our_core, our_weight, our_x;
 
   Case(std::int64_t side, std::int64_t share, Family family)

@@ -1,10 +1,10 @@
-// What the benchmarks of kernels on CUDA device 0 share: memory there, the loop, the counters.
+// Parts that the benchmarks of kernels on CUDA device 0 share: memory, the loop, the counters.
 //
 //   gb_per_s    bytes that the header's Cost line counts, per second, in units of 1e9
-//   gflop_per_s the same of its flop
-//   roof_ratio  the least time that bytes and flop allow / the time taken, median; the roof of
-//               bytes is passed over once more beside each call
-//   bytes_bind  1 where bytes allow less than flop
+//   gflop_per_s flop of the Cost line per second, in units of 1e9
+//   roof_ratio  the least time that bytes and flop allow / the time taken, median; each call comes
+//               with one more pass of the roof of bytes
+//   bytes_bind  1 if bytes allow less than flop
 //   us          the median time
 #pragma once
 
@@ -50,7 +50,7 @@ MatrixView<T> matrix_of(const DeviceArray<T>& x, std::int64_t rows, std::int64_t
   return {x.data(), rows, cols, cols};
 }
 
-// Where a benchmark has measured; 0 after no iteration.
+// Runs the loop, sets the counters and returns the median seconds; 0 after no iteration.
 inline double run_on_device(benchmark::State& state, double bytes, double flop, double Roof::*which,
                             const DeviceWork& work) {
   run_on_device_0(work);  // Loads the code.

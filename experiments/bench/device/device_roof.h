@@ -1,4 +1,4 @@
-// What CUDA device 0 can do at most, measured in the process that asks: roof.h's counterpart.
+// Measures the limits of CUDA device 0 in the calling process: the counterpart of roof.h.
 //
 // Bytes count as a kernel's Cost line counts them. Arrays are larger than the second-level cache.
 #pragma once
@@ -7,10 +7,10 @@
 
 namespace sluiceway::bench {
 
-// One more pass for one roof, in units of 1e9 a second; `adam` is not among them.
+// Runs one more pass for one roof; units of 1e9 a second. `adam` is not among the roofs.
 double device_roof_now(double Roof::*which);
 
-// The best of several passes each, measured at the first call.
+// The best of several passes for each roof, measured at the first call.
 const Roof& device_roof();
 
 }  // namespace sluiceway::bench

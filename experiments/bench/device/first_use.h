@@ -1,5 +1,5 @@
-// What is made when CUDA device 0 is first used, so that no step waits for it: how long it takes
-// and how much of the device it keeps.
+// Measures the setup at the first use of CUDA device 0, which no step waits for: its time, and the
+// device memory that it keeps.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +11,10 @@ namespace sluiceway::bench {
 struct FirstUse {
   std::string name;
   double seconds, bytes;
-  std::size_t kernels;  // That were loaded.
+  std::size_t kernels;  // Number of loaded kernels.
 };
 
-// Call it before anything else uses the device: each part is made once in a process.
+// Call it before anything else uses the device, as each part is set up once in a process.
 std::vector<FirstUse> measure_first_use();
 
 }  // namespace sluiceway::bench

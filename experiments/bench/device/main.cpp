@@ -2,8 +2,7 @@
 //
 //   bench_device [--tiny] [Google Benchmark's options]
 //
-// --tiny computes with sizes that show only that the code runs. Exits with 2 where there is no
-// device.
+// --tiny computes with sizes that show only that the code runs. Exits with 2 if there is no device.
 #include <algorithm>
 #include <iostream>
 #include <string_view>

@@ -57,7 +57,7 @@ void perturbed(benchmark::State& state, NoiseFamily family) {
   });
 }
 
-// Rank 4, behind so many rows of pending factors.
+// Rank 4, with rows of pending factors before it.
 void perturbed_low_rank(benchmark::State& state, std::int64_t pending) {
   const std::int64_t n = device_sizes().side;
   const auto w = random_there<bf16>(n * n, 1);
@@ -96,7 +96,7 @@ void wire(benchmark::State& state, WireFormat format, bool packs) {
 void noise(benchmark::State& state) {
   const std::int64_t n = device_sizes().elems;
   const DeviceArray<std::uint16_t> bits(count(n));
-  // Ten rounds of Philox for eight elements: of integer work, which no roof here counts.
+  // Ten rounds of Philox for eight elements; no roof here counts this integer work.
   run_on_device(state, bytes_of(n, 2), 0, &Roof::read_gb_per_s,
                 [&](StreamRef stream) { fill_bits(NoiseKey{}, 0, span_of(bits), stream); });
 }
@@ -113,7 +113,7 @@ void direction(benchmark::State& state) {
   });
 }
 
-// Of a matrix of the weight's side.
+// For a matrix of the weight's side.
 struct Square {
   std::int64_t n = device_sizes().side;
   DeviceArray<float> r = random_there<float>(n * n, 1), w = random_there<float>(n * n, 2);
@@ -137,7 +137,7 @@ void factored(benchmark::State& state) {
 
 std::vector<ResidualVerdict> trains() { return {{.alpha = 1e-6F, .trains = true}}; }
 
-// The means alone; a moment that advances by them; the scan of the matrix as well.
+// Three variants: the means alone; a moment that advances by them; also the scan of the matrix.
 enum class MeansUse { kNone, kMoment, kScan };
 
 void moments(benchmark::State& state, MeansUse use) {

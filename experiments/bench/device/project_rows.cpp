@@ -1,6 +1,6 @@
 // compress(), decompress(), project_rows(), residual_form() and bias_norm() on CUDA device 0, and
-// beside them what general libraries make of the same products: a sparse one (cuSPARSE) of the
-// scattered P and Q, and a dense one (cuBLAS) of the expanded ones.
+// the same products by general libraries: a sparse one (cuSPARSE) with scattered P and Q, and a
+// dense one (cuBLAS) with expanded P and Q.
 #include <memory>
 
 #include "experiments/bench/device/projector_there.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kNonzeros = 4, kBlock = 32;
 
-// A weight of side x side, and how its projectors are made.
+// A weight of side x side, and the kind of its projectors.
 struct Layer {
   std::int64_t side, share;
 
@@ -98,8 +98,8 @@ void bias_row(benchmark::State& state, const Layer& layer) {
                 });
 }
 
-// A gradient of so many columns, on both sides of what our kernel covers (project_columns.h). The
-// scratch is what a codec asks for.
+// Gradients with more and with fewer columns than our kernel covers (project_columns.h). The
+// scratch has the size that a codec asks for.
 void wide_row(benchmark::State& state, std::int64_t cols) {
   const std::int64_t rows = device_sizes().side / 4;
   const SparseThere p(rows, rows / 4, kNonzeros), q(cols, cols / 4, kNonzeros);

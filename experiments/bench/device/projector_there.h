@@ -1,5 +1,4 @@
-// Random projectors in the memory of CUDA device 0, in each form that a kernel or a library asks
-// for.
+// Random projectors in the memory of CUDA device 0, in each form that a kernel or a library needs.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ class SparseThere {
         value_(side_.value),
         column_value_(side_.column_value) {}
 
-  // Blocks as the general sparse matrix that such a library would be given.
+  // Converts blocks to the general sparse matrix that such a library takes.
   static SparseThere scattered(const BlockSide& blocks) {
     SparseSide side(blocks.rows, blocks.view().cols, blocks.kept);
     for (std::int64_t i = 0; i < side.rows; ++i) {
@@ -49,7 +48,7 @@ class SparseThere {
   }
   SparseColumns right_of_compress() const { return by_column(); }
 
-  // For the library: the projector, and its transpose.
+  // The projector and its transpose, for the library.
   cuda::SparseMatrix plain() const {
     return {begin_.data(), index_.data(), value_.data(), side_.rows, side_.cols, nonzeros()};
   }

@@ -102,7 +102,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Run what is left, or print the table."""
+    """Make the missing runs, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--hidden", type=int, nargs="+", choices=MODELS, default=list(MODELS))
