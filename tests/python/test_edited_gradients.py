@@ -178,7 +178,7 @@ def test_values_are_not_there_to_be_read(look):
     with identity(model) as opt:
         loss_of(model, 0).backward()
         for p in (w.parameter for w in opt.weights):
-            with pytest.raises(sw.Unavailable, match="compressed gradient"):
+            with pytest.raises(sw.Unavailable, match=r"of a compressed|a compressed gradient"):
                 look(p.grad)
         opt.step()
 
