@@ -24,7 +24,7 @@ from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import measure_speeds
-from sluiceway.optim.tier_limits import planned_device_limit
+from sluiceway.optim.common.tier_limits import planned_device_limit
 
 
 class Prediction:
