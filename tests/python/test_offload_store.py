@@ -131,7 +131,7 @@ def test_commit_is_durable_and_what_follows_it_may_be_lost(tmp_path):
     assert opt.engine.generations[0] == (written[0] + 1, 3)
     opt.close()
     opt.close()
-    with pytest.raises(sw.InvalidArgument, match="it is closed"):
+    with pytest.raises(sw.InvalidArgument, match="optimizer is closed"):
         opt.commit()
 
 
