@@ -126,7 +126,7 @@ def test_a_model_that_is_none(tmp_path):
 
 
 def test_groups_of_ones_own():
-    with pytest.raises(sw.InvalidArgument, match="param_groups are given, expected none"):
+    with pytest.raises(sw.InvalidArgument, match="param_groups are given, but Trainer"):
         sw.for_trainer(small_llama(), param_groups=[])
 
 

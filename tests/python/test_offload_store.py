@@ -61,7 +61,7 @@ def test_a_store_that_nobody_took_up_is_neither_trained_nor_changed(tmp_path):
     with offload(model, tmp_path / "s") as opt:
         run(model, opt, 2)
     other = words(seed=9)
-    say = "holds step 2 of this model, expected load_state_dict.. or opt.resume"
+    say = "holds step 2 of this model; call opt.resume.. or load_state_dict"
     with offload(other, tmp_path / "s") as opt:
         before = weights_of(other)
         for act in (lambda: loss_of(other, 0), opt.step, opt.commit):
