@@ -174,7 +174,7 @@ def test_other_optimizers_and_closed_ones_are_refused():
         sw.fuse_linears(model, native)
     opt = hooked(model)
     opt.close()
-    with pytest.raises(sw.InvalidArgument, match="it is closed"):
+    with pytest.raises(sw.InvalidArgument, match="optimizer is closed"):
         sw.fuse_linears(model, opt)
 
 
