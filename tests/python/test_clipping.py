@@ -282,7 +282,7 @@ def one_by_one(model):
 
 @pytest.mark.parametrize("groups", [by_layer, one_by_one, by_shape, some, twice_over])
 def test_torchs_clipping_of_groups_is_torchs(groups):
-    """As DINO clips each parameter by itself (facebookresearch/dino, utils.clip_gradients)."""
+    """Clip each parameter by itself, as DINO does (facebookresearch/dino, utils.clip_gradients)."""
     ours, theirs = make(), make()
     with identity(ours, link=SLOW) as opt:
         mine = run(ours, opt, torch_of(groups, 2))
