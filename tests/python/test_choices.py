@@ -75,7 +75,7 @@ def test_a_resume_may_name_the_codec_that_auto_came_to_and_no_other(
     assert_short_error(resumed("svd"), 2, "was 'none' when it was saved")
     outcome = resumed("none")
     assert outcome.code == 0, outcome.err
-    assert "of cores alone" not in outcome.out + outcome.err  # Nobody gave a ratio.
+    assert "no effect" not in outcome.out + outcome.err  # The user gave no ratio.
     assert "engine.codec was auto" in outcome.err
 
 
@@ -97,7 +97,7 @@ def test_a_run_without_a_core_names_the_options_that_only_a_core_has():
     arguments = {"wire": "fp32", "refresh": sw.Refresh(every=1)}
     with sw.SubspaceAdamW(make(), codec="none", **arguments) as opt:
         (line,) = coreless_lines(opt)
-        assert line == "refresh, wire: of cores alone, and no weight's gradient has one"
+        assert line == "refresh, wire: no effect, as no weight's gradient has a core"
     with sw.SubspaceAdamW(make(), codec="none", ratio=0.3, embeddings="identity") as opt:
         assert coreless_lines(opt)[0].startswith("ratio: ")
     with sw.SubspaceAdamW(make(), ratio=0.3) as opt:

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from twins import LR, train
 
 NAMES = [f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in ("up", "down")]
-TOLD = r"4 weights \(blocks\.0\.up\.weight for one\) have changed in backward\(\).*accumulate=1"
+TOLD = r"residuals of 4 weights \(blocks\.0\.up\.weight for one\), because accumulate=1"
 
 
 def promised(model: nn.Module, accumulate: int | str = 1, **arguments) -> sw.SubspaceAdamW:

@@ -315,7 +315,7 @@ def no_gradients(module):
 @pytest.mark.parametrize("remove", [no_gradients, nn.Module.zero_grad])
 @pytest.mark.parametrize("then", ["step", "forward", "backward"])
 def test_gradients_of_a_part_are_removed(block, remove, then):
-    """As DINO does to its last layer (facebookresearch/dino, utils.cancel_gradients_last_layer)."""
+    """Cancel gradients like DINO (facebookresearch/dino, utils.cancel_gradients_last_layer)."""
 
     def drive(model, opt):
         loss_of(model, 0).backward()

@@ -163,7 +163,7 @@ def test_others_weights_are_refused_by_name():
         assert sw.fuse_linears(model.blocks[0], opt).names == WEIGHTS[:2]
         with pytest.raises(sw.InvalidArgument, match=r" up\.weight belongs to another"):
             sw.fuse_linears(model.blocks[0], other)
-    with hooked(make()) as opt, pytest.raises(sw.InvalidArgument, match="are not of this model"):
+    with hooked(make()) as opt, pytest.raises(sw.InvalidArgument, match="this model has no"):
         sw.fuse_linears(model, opt)
 
 
@@ -174,7 +174,7 @@ def test_other_optimizers_and_closed_ones_are_refused():
         sw.fuse_linears(model, native)
     opt = hooked(model)
     opt.close()
-    with pytest.raises(sw.InvalidArgument, match="it is closed"):
+    with pytest.raises(sw.InvalidArgument, match="optimizer is closed"):
         sw.fuse_linears(model, opt)
 
 
@@ -269,7 +269,7 @@ def test_autograd_grad_of_inputs_adds_nothing_and_of_a_weight_is_refused():
         assert torch.allclose(dx, torch.autograd.grad(make()(x).sum(), x)[0])
         assert found == {}
         assert not opt.engine.has_gradient()
-        with pytest.raises(sw.Unavailable, match=r"asked for the gradient of blocks\.0\.up"):
+        with pytest.raises(sw.Unavailable, match=r"asks for the gradient of blocks\.0\.up"):
             torch.autograd.grad(model(x).sum(), model.blocks[0].up.weight)
         model(x).sum().backward(inputs=[model.blocks[1].up.weight])
         assert set(found) == {"blocks.1.up.weight"}

@@ -71,7 +71,7 @@ def test_grad_scaler_beside_promised_backwards_is_refused():
     scaler = torch.amp.GradScaler("cpu")
     with sw.SubspaceAdamW(model, codec="block_random", accumulate=1) as opt:
         scaler.scale(loss_of(model, 0)).backward()
-        with pytest.raises(sw.InvalidArgument, match=r"GradScaler.*expected accumulate='auto'"):
+        with pytest.raises(sw.InvalidArgument, match=r"GradScaler.*use accumulate='auto'"):
             scaler.step(opt)
 
 

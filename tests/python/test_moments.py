@@ -32,7 +32,7 @@ ENGINES = pytest.mark.parametrize("engine", [subspace, offload, offload_disk])
 
 
 def zero_in_a_loop(model, opt):
-    """As resets for ReLoRA do (axolotl-ai-cloud/axolotl#1414, pytorch/pytorch#37410)."""
+    """Reset states as ReLoRA does (axolotl-ai-cloud/axolotl#1414, pytorch/pytorch#37410)."""
     for state in opt.state.values():
         for key, value in state.items():
             if torch.is_tensor(value) and key != "step":
@@ -62,7 +62,7 @@ def assign_entries(model, opt):
 
 
 def delete_in_a_loop(model, opt):
-    """As deepspeedai/DeepSpeed#5615 begins anew."""
+    """Begin anew as in deepspeedai/DeepSpeed#5615."""
     for p in list(opt.state):
         del opt.state[p]
 

@@ -102,12 +102,12 @@ def test_a_state_of_another_store_or_of_memory_is_told_apart(tmp_path):
             run(model, opt, 1)
             states[name] = opt.state_dict()
     with offload(words(), tmp_path / "two") as opt:
-        with pytest.raises(sw.InvalidArgument, match=r"it names store .*, here is store"):
+        with pytest.raises(sw.InvalidArgument, match=r"names store .*, but .* uses store"):
             opt.load_state_dict(states["one"])
         opt.load_state_dict(states["two"])
     with (
         offload(words()) as opt,
-        pytest.raises(sw.InvalidArgument, match="here is host memory, expected that store"),
+        pytest.raises(sw.InvalidArgument, match="uses host memory; make the optimizer"),
     ):
         opt.load_state_dict(states["one"])
 

@@ -61,7 +61,7 @@ def test_a_store_that_nobody_took_up_is_neither_trained_nor_changed(tmp_path):
     with offload(model, tmp_path / "s") as opt:
         run(model, opt, 2)
     other = words(seed=9)
-    say = "holds step 2 of this model, expected load_state_dict.. or opt.resume"
+    say = "holds step 2 of this model; call opt.resume.. or load_state_dict"
     with offload(other, tmp_path / "s") as opt:
         before = weights_of(other)
         for act in (lambda: loss_of(other, 0), opt.step, opt.commit):
@@ -131,7 +131,7 @@ def test_commit_is_durable_and_what_follows_it_may_be_lost(tmp_path):
     assert opt.engine.generations[0] == (written[0] + 1, 3)
     opt.close()
     opt.close()
-    with pytest.raises(sw.InvalidArgument, match="it is closed"):
+    with pytest.raises(sw.InvalidArgument, match="optimizer is closed"):
         opt.commit()
 
 

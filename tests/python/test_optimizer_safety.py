@@ -163,7 +163,7 @@ def test_a_dropped_optimizer_gives_frozen_weights_back():
 def test_copying_is_refused_and_says_what_to_do(copies):
     with (
         block_random(make()) as opt,
-        pytest.raises(sw.InvalidArgument, match=r"expected state_dict\(\)"),
+        pytest.raises(sw.InvalidArgument, match=r"load its state_dict\(\)"),
     ):
         copies(opt)
 

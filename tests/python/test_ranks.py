@@ -14,7 +14,7 @@ from small_models import loss_of, make
 from twins import identity
 
 RANK = Path(__file__).with_name("one_rank.py")
-GROUP_OF_TWO = "a process group of 2 ranks is initialised, expected one"
+GROUP_OF_TWO = "a process group of 2 ranks is initialised, but"
 
 
 # What each case says with two ranks, and with one.

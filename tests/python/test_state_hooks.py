@@ -42,7 +42,7 @@ def test_a_post_hook_sees_every_state_and_may_replace_it(engine):
 
 @ENGINES
 def test_a_pre_hook_of_a_load_gives_what_is_loaded(engine):
-    """As a wrapper renames or filters entries (pytorch/pytorch#105953)."""
+    """Rename or filter entries, as a wrapper does (pytorch/pytorch#105953)."""
     ours, again = make(), make()
     with engine(ours) as opt:
         train(ours, opt, 3)

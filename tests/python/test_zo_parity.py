@@ -261,5 +261,5 @@ def test_states_of_other_modes_and_weights_changed_by_others_are_refused() -> No
         opt.load_state_dict(state)
     opt.close()
     opt.close()
-    with pytest.raises(sluiceway.InvalidArgument, match="it is closed"):
+    with pytest.raises(sluiceway.InvalidArgument, match="optimizer is closed"):
         opt.step(lambda: zo_loss(half, zo_ids(0)))

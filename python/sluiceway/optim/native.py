@@ -1,4 +1,4 @@
-"""Plain `torch.optim.AdamW` with the methods that the training loop asks of every engine."""
+"""Plain `torch.optim.AdamW` with the methods that the training loop calls on every engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sluiceway.optim.common.ordinary import gradient_norms
 
 
 class NativeAdamW(torch.optim.AdamW):
-    """AdamW on the device: nothing is compressed, nothing crosses a link.
+    """AdamW on the device, without compression and without traffic over a link.
 
     Parameters
     ----------
     params : iterable of torch.nn.Parameter
-        What is trained.
+        The parameters to train.
     max_norm : float or None
         Clip the global norm of the gradients to this, as `clip_grad_norm_` does.
     fused : bool
@@ -36,12 +36,12 @@ class NativeAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update, or none when the norm of the gradients is not finite."""
+        """Update the parameters, or skip the step if the norm of the gradients is not finite."""
         gradients = [
             p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
         ]
         self._norm = torch.nn.utils.get_total_norm(gradients).item()
-        if not math.isfinite(self._norm):  # Perhaps its squares alone.
+        if not math.isfinite(self._norm):  # Perhaps only the squares overflowed.
             self._norm = gradient_norms(gradients).norm().item()
         self.overflowed = not math.isfinite(self._norm)
         loss = None
@@ -53,13 +53,13 @@ class NativeAdamW(torch.optim.AdamW):
         return loss
 
     def synchronize(self) -> None:
-        """Everything is applied when `step()` returns; on a GPU, when this does."""
+        """Wait for the GPU; on a CPU `step()` has applied everything when it returns."""
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
     def stats(self) -> dict[str, Any]:
-        """The fields of a line of metrics.jsonl that the engine knows, for the last step."""
+        """Return the engine's fields of a line of metrics.jsonl, for the last step."""
         return {"grad_norm": self._norm}
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing, as there is nothing to free."""

@@ -1,1 +1,1 @@
-"""The adapter to torch that our optimizers share; docs/contract.md says what it promises."""
+"""The adapter to torch that our optimizers share; docs/contract.md lists its promises."""

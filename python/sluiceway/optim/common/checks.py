@@ -1,4 +1,4 @@
-"""Checks of parameters, groups and processes: each compares what is with what was."""
+"""Checks that parameters, groups and processes are as they were when the optimizer was made."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sluiceway.optim.common.parameters import check_group
 
 
 def refuse_sparse(owner: str, name: str, gradient: torch.Tensor) -> None:
-    """Refuse a gradient that has only some of its elements."""
+    """Refuse a sparse gradient."""
     if gradient.layout is not torch.strided:
         raise InvalidArgument(
-            f"{owner}: the gradient of {name} is {gradient.layout}, expected a dense one, as AdamW "
-            "has no others; leave sparse=True out"
+            f"{owner}: the gradient of {name} is {gradient.layout}, expected a dense one, as "
+            "AdamW takes no other; leave sparse=True out"
         )
 
 
@@ -35,7 +35,7 @@ class WeightWatch:
         The optimizer's name, for errors.
     model : torch.nn.Module
     selection : Selection
-        What is trained, and what is left out.
+        The parameters to train, and the ones left out.
     """
 
     def __init__(self, owner: str, model: nn.Module, selection: Selection) -> None:
@@ -61,34 +61,34 @@ class WeightWatch:
         Raises
         ------
         InvalidArgument
-            The first one is named.
+            Names the first such parameter.
         """
         for name, p, dtype, device in self._made_with:
-            with torch_private.asking_no_class():  # A look waits for no update.
+            with torch_private.asking_no_class():  # These attributes need not wait for an update.
                 same = p.dtype is dtype and p.device == device
             if not same:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "
-                    f"{device} as when the optimizer was made; convert or move the model first, "
-                    "and make a new optimizer after changing a parameter"
+                    f"{device} as when the optimizer was made; convert or move the model before "
+                    "you make the optimizer, or make a new one afterwards"
                 )
         for name, p, inside in self._hooked:
             with torch_private.asking_no_class():
                 same = torch_private.inside(p) == inside
-            if not same:  # Our hooks are with what was inside.
+            if not same:  # Our hooks have gone with the old tensor.
                 raise InvalidArgument(
                     f"{self._owner}: {name} was swapped for another tensor (torch.utils."
-                    "swap_tensors, or set_swap_module_params_on_conversion), expected the one "
-                    "that the optimizer was made for; make a new optimizer afterwards"
+                    "swap_tensors, or set_swap_module_params_on_conversion) after the optimizer "
+                    "was made; make a new optimizer after the swap"
                 )
 
     def check_step(self, groups: list[dict[str, Any]]) -> None:
-        """Refuse groups that hold other parameters now, and gradients that nobody can use.
+        """Refuse groups that hold other parameters now, and gradients that AdamW cannot use.
 
         Raises
         ------
         InvalidArgument
-            The first one is named.
+            Names the first such parameter.
         """
         for group in groups:
             check_group(f"{self._owner}.step", group)
@@ -97,9 +97,9 @@ class WeightWatch:
             missing = [name for key, name in self._trained.items() if key not in held]
             what = f"{missing[0]} is in none" if missing else "another tensor is in one"
             raise InvalidArgument(
-                f"{self._owner}.step: {what} of the parameter groups now, expected those of the "
-                "constructor; set lr and weight_decay of a group to 0 to leave it as it is, or "
-                "make a new optimizer"
+                f"{self._owner}.step: {what} of the parameter groups now, but an optimizer keeps "
+                "the parameters of its constructor; set lr and weight_decay of a group to 0 to "
+                "leave it as it is, or make a new optimizer"
             )
         for name, p in self._ordinary:
             if p.grad is not None:
@@ -108,50 +108,49 @@ class WeightWatch:
             if p.requires_grad and p.grad is not None:
                 raise InvalidArgument(
                     f"{self._owner}.step: {name} has a gradient, but was frozen when the optimizer "
-                    "was made, expected it to stay frozen; make a new optimizer after unfreezing "
-                    "(embeddings and head: embeddings='identity'), or name what is trained by "
-                    "param_groups="
+                    "was made; make a new optimizer after unfreezing (embeddings and head: "
+                    "embeddings='identity'), or choose by param_groups= what to train"
                 )
 
     def check_buffers(self) -> None:
-        """Refuse gradients that lie in a buffer, which would be empty after backward.
+        """Refuse gradients in a shared buffer, which would be empty after backward.
 
         Raises
         ------
         InvalidArgument
-            The first weight is named.
+            Names the first weight.
         """
         for weight in self._compressed:
-            with torch_private.asking_no_class():  # A look waits for no update.
+            with torch_private.asking_no_class():  # `.grad` need not wait for an update.
                 gradient = weight.parameter.grad
             if gradient is None or isinstance(gradient, NormGradient):
                 continue
             own_bytes = gradient.numel() * gradient.element_size()
             if gradient.layout is torch.strided and gradient.untyped_storage().nbytes() > own_bytes:
                 raise InvalidArgument(
-                    f"{self._owner}: .grad of {weight.name} is a part of a larger tensor, expected "
-                    "None, as backward() takes it out of there; keep such a buffer for parameters "
-                    "that are not compressed"
+                    f"{self._owner}: .grad of {weight.name} is a part of a larger tensor, but "
+                    "backward() takes the gradient of a compressed weight out of it; use such a "
+                    "buffer only for parameters that are not compressed"
                 )
 
     def note_hooks(self) -> None:
-        """Remember the last hook of each compressed weight, which is ours."""
+        """Remember the last hook of each compressed weight, which is our own."""
         self._last_hooks = [self._last_hook(weight) for weight in self._compressed]
 
     def check_hooks(self) -> None:
-        """Refuse a hook behind ours, which would find `.grad` empty.
+        """Refuse a hook after our own, which would find `.grad` empty.
 
         Raises
         ------
         InvalidArgument
-            The first weight is named.
+            Names the first weight.
         """
         for weight, last in zip(self._compressed, self._last_hooks, strict=True):
             if self._last_hook(weight) not in (last, None):
                 raise InvalidArgument(
                     f"{self._owner}.step: {weight.name} got a post-accumulate hook after the "
-                    "optimizer was made, which finds .grad empty, expected none; register it "
-                    "before, or use register_hook()"
+                    "optimizer was made, and this hook finds .grad empty; register it before you "
+                    "make the optimizer, or use register_hook()"
                 )
 
     @staticmethod
@@ -160,22 +159,21 @@ class WeightWatch:
             return next(reversed(torch_private.accumulation_hooks(weight.parameter)), None)
 
     def check_held(self) -> None:
-        """Refuse a module that holds another parameter now, which nobody trains.
+        """Refuse a module that holds another parameter now, which no optimizer trains.
 
-        Between steps: within one, `torch.func.functional_call` puts others in their places.
+        Call this between steps. Within a step `torch.func.functional_call` may swap parameters.
 
         Raises
         ------
         InvalidArgument
-            The first one is named.
+            Names the first such parameter.
         """
         for name, module, local, p in self._held:
             now = torch_private.held_parameters(module).get(local, p)
             if now is not p and now is not None:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is another parameter now than when the optimizer was "
-                    "made, expected the same one; make a new optimizer after moving the model or "
-                    "loading with assign=True"
+                    "made; make a new optimizer after moving the model or loading with assign=True"
                 )
 
 
@@ -185,14 +183,14 @@ def refuse_split_model(owner: str, model: nn.Module) -> None:
     Raises
     ------
     Unavailable
-        What was found is named.
+        Names the wrapper, the sharded parameter or the number of ranks.
     """
     for name, module in model.named_modules():
         if (wrapper := _wrapper(module)) is not None:
             place = f"the model's {name}" if name else "the model"
             raise Unavailable(
-                f"{owner}: {place} is wrapped in {wrapper}, expected a plain module in one "
-                "process; pass the module inside of it, and train without the wrapper"
+                f"{owner}: {place} is wrapped in {wrapper}, but training needs a plain module in "
+                "one process; pass the module inside of it, and train without the wrapper"
             )
     for name, parameter in model.named_parameters():
         if _is_dtensor(parameter):
@@ -201,20 +199,20 @@ def refuse_split_model(owner: str, model: nn.Module) -> None:
 
 
 def refuse_split_since(owner: str, weights: Iterable[CompressedWeight]) -> None:
-    """Refuse the same where it came after the optimizer was made; nearly free where it did not.
+    """Refuse wrappers, shards and ranks that came after the optimizer; nearly free in one process.
 
     Raises
     ------
     Unavailable
-        What was found is named.
+        Names the wrapper, the sharded parameter or the number of ranks.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     _refuse_ranks(owner)
     if torch_private.runs_inside_ddp():
         raise Unavailable(
-            f"{owner}: the model runs inside of DistributedDataParallel, expected a plain module "
-            "in one process; train without the wrapper"
+            f"{owner}: the model runs inside of DistributedDataParallel, but training needs a "
+            "plain module in one process; train without the wrapper"
         )
     for weight in weights:
         for module in weight.modules:
@@ -229,8 +227,8 @@ def _refuse_ranks(owner: str) -> None:
     ranks = torch.distributed.get_world_size()
     if ranks > 1:
         raise Unavailable(
-            f"{owner}: a process group of {ranks} ranks is initialised, expected one process, as "
-            "gradients are not averaged over ranks; start one process, or use torch.optim.AdamW"
+            f"{owner}: a process group of {ranks} ranks is initialised, but this optimizer does "
+            "not average gradients over ranks; start one process, or use torch.optim.AdamW"
         )
 
 
@@ -238,7 +236,7 @@ def _wrapper(module: nn.Module) -> str | None:
     """Return the name of a wrapper that spreads a module over devices or processes."""
     if isinstance(module, DistributedDataParallel | DataParallel):
         return type(module).__name__
-    # Only a module that was imported already can have wrapped anything.
+    # FSDP can have wrapped a model only if it was imported already.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return None
@@ -254,6 +252,6 @@ def _is_dtensor(parameter: torch.Tensor | None) -> bool:
 
 def _sharded(owner: str, name: str) -> Unavailable:
     return Unavailable(
-        f"{owner}: {name} is sharded (a DTensor, or managed by FSDP), expected whole "
+        f"{owner}: {name} is sharded (a DTensor, or managed by FSDP), but training needs whole "
         "parameters in one process; train without fully_shard() and FSDP"
     )

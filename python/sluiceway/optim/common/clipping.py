@@ -1,4 +1,4 @@
-"""Clipping by norm where the gradients are, of any weights and of order 2 or inf."""
+"""Clips gradients of any weights by their norm of order 2 or inf, wherever the gradients are."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def factor_of_clipping(
     order: float,
     scale: float,
 ) -> tuple[float, float]:
-    """Return the common norm of some gradients, and the factor that clips them.
+    """Return the common norm of some gradients and the factor that clips them.
 
     Parameters
     ----------
     sizes : dict
         Norm and largest element of each compressed gradient to clip.
     gradients : list of torch.Tensor
-        The others to clip.
+        The ordinary gradients to clip.
     max_norm : float
     order : float
         2 or inf.
     scale : float
-        Undoes a loss scale that all gradients have.
+        Undoes the loss scale of all gradients.
     """
     norms = [size[order == math.inf] for _, size in sorted(sizes.items())]
     norms += gradient_norms(gradients, order).tolist()
     total = scale * torch.tensor([0.0, *norms], dtype=torch.float64).norm(order).item()
-    # A step whose gradients are not finite is skipped, whatever they are scaled by.
+    # step() skips gradients that are not finite, so their factor does not matter.
     return total, min(1.0, max_norm / (total + 1e-6)) if math.isfinite(total) else 1.0
 
 
 def check_clipping(owner: str, max_norm: Any, norm_type: Any, configured: float | None) -> float:
-    """Refuse what cannot be clipped by; return the order of the norm as a number.
+    """Refuse a norm that cannot clip; return the order of the norm as a number.
 
     Raises
     ------
@@ -52,8 +52,8 @@ def check_clipping(owner: str, max_norm: Any, norm_type: Any, configured: float 
     check_number(caller, "max_norm", max_norm)
     if configured is not None:
         raise InvalidArgument(
-            f"{caller}: max_norm={configured:g} of the constructor clips in step() already, "
-            "expected one of the two; make the optimizer without it"
+            f"{caller}: max_norm={configured:g} of the constructor clips in step() already; "
+            "make the optimizer without max_norm to clip here"
         )
     try:
         order = float(norm_type)
@@ -61,8 +61,8 @@ def check_clipping(owner: str, max_norm: Any, norm_type: Any, configured: float 
         order = math.nan
     if order not in (2.0, math.inf):
         raise Unavailable(
-            f"{caller}: norm_type is {norm_type!r}, this version has 2 and inf, as of a compressed "
-            "gradient only squares and the largest element are known"
+            f"{caller}: norm_type is {norm_type!r}, expected 2 or inf, because only the sum of "
+            "squares and the largest element of a compressed gradient are known"
         )
     return order
 
@@ -70,7 +70,7 @@ def check_clipping(owner: str, max_norm: Any, norm_type: Any, configured: float 
 def split_parameters(
     owner: str, parameters: Iterable[torch.Tensor] | torch.Tensor, compressed: list[torch.Tensor]
 ) -> tuple[set[int], list[torch.Tensor]]:
-    """Numbers of the compressed ones among `parameters`, and the gradients of the others."""
+    """Return the numbers of the compressed weights in `parameters`, and the other gradients."""
     number_of = {id(p): i for i, p in enumerate(compressed)}
     numbers, gradients = set(), {}
     for p in [parameters] if isinstance(parameters, torch.Tensor) else parameters:

@@ -1,8 +1,8 @@
-"""Notices torch.compile in this process: compiled graphs read weights without asking.
+"""Notices torch.compile in this process, as compiled graphs read weights without waiting.
 
-A compiled graph takes parameters as they are, may have been made before there was a hook to put in
-it, and keeps what it was made with. So nothing is in flight while one may run: a process that has
-compiled anything applies each update in `step()`.
+A compiled graph reads parameters as they are, and may be older than our hooks, which it then lacks.
+So no update may be in flight while a graph can run: in a process that has compiled anything,
+`step()` returns only when each update is applied.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from sluiceway.optim.common import torch_private
 
 
 class CompilationWatch:
-    """Notices the first compilation, which may have been before or comes at any time.
+    """Notices the first compilation of this process, past or future.
 
     Parameters
     ----------
     noticed : callable
-        A method, held weakly. Called once, before anything is traced; at once if it has been.
+        A method, held weakly. It is called once: at once if the process has compiled already,
+        otherwise before the first tracing.
     """
 
     def __init__(self, noticed: Callable[[], None]) -> None:
@@ -35,13 +36,13 @@ class CompilationWatch:
             torch_private.before_compiling(self._begins)
 
     def check(self) -> bool:
-        """Return whether something was compiled, or may have been."""
+        """Return whether this process has compiled anything, or may have."""
         if not self.active and self._begins not in torch_private.called_before_compiling():
-            self._begins()  # torch._dynamo.reset() forgot us: nobody would tell.
+            self._begins()  # torch._dynamo.reset() has removed our callback.
         return self.active
 
     def stop(self) -> None:
-        """Be told no more; idempotent."""
+        """Remove the callback; idempotent."""
         if self._begins in (calls := torch_private.called_before_compiling()):
             calls.remove(self._begins)
 
@@ -53,11 +54,11 @@ class CompilationWatch:
 
 
 def uncompiled() -> contextlib.AbstractContextManager:
-    """Compiled modules and functions run as they are written.
+    """Run compiled modules and functions eagerly inside the block.
 
-    Hooks inside of what is compiled are then called, and may wait for other threads: Dynamo's
-    frames of one thread do not expect another one to go on in the same code meanwhile, and the
-    process ends there.
+    Hooks inside compiled code are then called, and may wait for other threads. Compiled frames must
+    not wait: Dynamo does not expect another thread to run the same code meanwhile, and the process
+    would crash.
     """
     if not torch_private.dynamo_is_loaded():  # Nothing is compiled.
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Constructors that take options by name, with the signature and the help of written ones."""
+"""Gives constructors that take `**options` a full signature and help."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ PLACE = "{options}"
 
 
 def documents_options(options: type[Options]) -> Callable[[Class], Class]:
-    """Give a class, whose constructor ends in `**options`, the signature and help of its options.
+    """Give a class whose constructor ends in `**options` the signature and help of its options.
 
-    In the docstring they stand where `{options}` is; what the constructor itself names is not
-    repeated.
+    The help replaces `{options}` in the docstring, and leaves out the constructor's own parameters.
     """
 
     def dress(cls: Class) -> Class:
@@ -27,7 +26,7 @@ def documents_options(options: type[Options]) -> Callable[[Class], Class]:
         rest = [(name, f) for name, f in options.model_fields.items() if name not in named]
         signature = inspect.Signature([*own, *(parameter(name, field) for name, field in rest)])
         cls.__init__.__signature__ = signature
-        if cls.__doc__:  # Python can be told to leave docstrings out.
+        if cls.__doc__:  # python -OO leaves docstrings out.
             text = textwrap.indent(documentation(rest), " " * 4)
             cls.__doc__ = cls.__doc__.replace(" " * 4 + PLACE, text)
         return cls

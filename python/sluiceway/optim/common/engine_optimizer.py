@@ -1,4 +1,4 @@
-"""EngineOptimizer: an optimizer of torch that gives gradients of large weights to an engine."""
+"""EngineOptimizer: a torch optimizer that gives the gradients of large weights to an engine."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ from sluiceway.optim.common.states import EngineStates, StateHooks
 from sluiceway.optim.common.step_clock import StepClock
 from sluiceway.optim.common.tier_limits import parameter_bytes
 
-_NEAR_ONE = 1e-6  # A factor that differs from 1 by less is none.
+_NEAR_ONE = 1e-6  # A factor that differs from 1 by less counts as 1.
 
 
 @dataclass
 class StepProgress:
     """Progress of a step, in one object, so that copies of an optimizer's attributes share it."""
 
-    gathered: bool = False  # Gradients are in the engine, and their norms stand in `.grad`.
+    gathered: bool = False  # Gradients are in the engine, and their norms are in `.grad`.
     given: set[int] = field(default_factory=set)  # Weights that have a gradient in the engine.
-    spent: bool = False  # A step has used gradients that nobody is known to have zeroed since.
-    lost: str = ""  # The weight whose gradient was taken from autograd and came to nothing.
-    scaled_loss: bool = False  # Gradients are scaled by somebody else than `loss_scale`.
+    spent: bool = False  # A step has used gradients that were not seen zeroed since.
+    lost: str = ""  # The weight whose gradient was lost after it left autograd.
+    scaled_loss: bool = False  # Other code than `loss_scale` scales the gradients.
     overflowed: bool = False
     skipped_steps: int = 0
-    half_loaded: bool = False  # Putting a state back was interrupted.
+    half_loaded: bool = False  # Loading a state was interrupted.
 
 
 class EngineOptimizer(StateHooks, ABC):
     """Gathers gradients in an engine during backward, and trains the ordinary parameters itself.
 
-    A subclass makes the engine, says what one gradient becomes, and what its state holds.
+    A subclass makes the engine, takes each gradient, and defines its part of the state.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     engine: Any
     _owner: str
-    _ownership: ModelOwnership | None = None  # Until the constructor has worked.
+    _ownership: ModelOwnership | None = None  # None until the constructor has succeeded.
     _states: EngineStates | None = None
 
     def __init__(
@@ -102,7 +102,7 @@ class EngineOptimizer(StateHooks, ABC):
             param_groups,
             lambda wanted: self._select(model, wanted, param_groups is not None),
         )
-        for group in groups:  # An engine may make files, which stay.
+        for group in groups:  # Checked here, as an engine may create files, which would stay.
             check_hyperparameters(self._owner, {**adam, **group})
         self.frozen, self.weights = selection.frozen, selection.compressed
         self.device = device_ops(self._owner, options.device, selection.trained)
@@ -131,7 +131,7 @@ class EngineOptimizer(StateHooks, ABC):
         )
 
     def _take_model(self, model: nn.Module) -> ExitStack:
-        """Change the model; what fails here, or what is returned, leaves it as it was found."""
+        """Change the model; the returned stack, or a failure, restores it."""
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
@@ -144,11 +144,11 @@ class EngineOptimizer(StateHooks, ABC):
             undo.callback(self._compilation.stop)
             return undo.pop_all()
 
-    # ---- What a subclass says ----
+    # ---- Methods of a subclass ----
 
     @abstractmethod
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        """Sort the parameters that have an id() in `wanted`, which stood in groups if `grouped`."""
+        """Sort the parameters that have an id() in `wanted`; the user gave groups if `grouped`."""
 
     @abstractmethod
     def _make_engine(self, model: nn.Module) -> Any:
@@ -156,11 +156,11 @@ class EngineOptimizer(StateHooks, ABC):
 
     @abstractmethod
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """Take one gradient; a subclass says what it becomes."""
+        """Take one gradient."""
 
     @abstractmethod
     def _end_gathering(self) -> None:
-        """The last gradient of a backward is in."""
+        """Tell the engine that it has the last gradient of a backward."""
 
     @abstractmethod
     def _enqueue(
@@ -176,50 +176,50 @@ class EngineOptimizer(StateHooks, ABC):
         Parameters
         ----------
         weights : list of torch.Tensor
-            Those of the engine.
+            The engine's weights.
         factor : float
-            On what was gathered: unscaling, and what others did to all norms.
+            Factor on all gathered gradients: unscaling, times the user's common factor on norms.
         own_factors : list of float
-            On what was gathered of each weight, beside `factor`; empty: nothing.
+            Factor on each weight's gradient in addition to `factor`; empty if all are 1.
         unscale : float
-            Unscaling alone.
+            The unscaling in `factor`.
         squares : float
-            Sum of squares of all unscaled gradients that are not the engine's.
+            Sum of squares of all unscaled gradients that the engine does not have.
         """
 
     def _stepped(self) -> None:
-        """A step is enqueued, or was skipped; all counts know of it."""
+        """Do what follows a step that was enqueued or skipped; all counts include it."""
 
     def _landed(self) -> Callable[[int], None]:
-        """Return a function that is told which weight was waited for; it holds no optimizer."""
+        """Return a function to call with each weight that was waited for; it holds no optimizer."""
         return lambda _weight: None
 
     def _lent(self) -> Callable[[], list[torch.Tensor]]:
-        """Return a function that gives what lanes read and write; it holds no optimizer."""
+        """Return a function that lists the tensors in use by lanes; it holds no optimizer."""
         stepping = self._stepping
         return lambda: list(stepping)
 
     def _sizes(self) -> list[tuple[float, float]]:
-        """Sum of squares and largest element of what was gathered of each weight."""
+        """Return sum of squares and largest element of each weight's gathered gradient."""
         return self.of_engine.joined(self.engine.gradient_sizes())
 
     def _refuse_scaler(self) -> None:
-        """Raise where a GradScaler comes too late."""
+        """Raise if a GradScaler comes too late."""
 
     def _keeps_entries(self) -> bool:
         """Return whether copies of all states fit into host memory."""
         return True
 
     def has_states(self) -> bool:
-        """Return whether the engine has states of its weights, that others may see."""
+        """Return whether the engine has states of its weights for `opt.state` to show."""
         return self._is_open() and not self._in_flight.forked() and self.engine.committed_steps > 0
 
     def engine_states_of(self, weight: int) -> list[dict[str, Any]]:
-        """Copies of the states of a compressed weight: of a batch one for each slice."""
+        """Return copies of a compressed weight's states: one, or one for each slice of a batch."""
         return [self.engine.weight_state(number) for number in self.of_engine.numbers(weight)]
 
     def take_engine_states(self, weight: int, states: list[dict[str, Any]]) -> None:
-        """Put other states in the place of those; nothing is in flight."""
+        """Replace the states of a compressed weight; no update may be in flight."""
         numbers = self.of_engine.numbers(weight)
         for number, state in zip(numbers, states, strict=True):
             self.engine.check_weight_state(number, state)
@@ -227,7 +227,7 @@ class EngineOptimizer(StateHooks, ABC):
             self.engine.load_weight_state(number, state)
 
     def _weight_states(self) -> dict[int, dict[str, Any]]:
-        """States of the engine's weights, by the numbers of their parameters."""
+        """Return the states of the engine's weights by the numbers of their parameters."""
         return {
             number: parameter_state(self, index)
             for number, index in self.numbered_weights().items()
@@ -235,22 +235,22 @@ class EngineOptimizer(StateHooks, ABC):
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
-        """Return what a state holds of the engine beside its weights."""
+        """Return the engine's part of a state, without the states of its weights."""
 
     @abstractmethod
     def _check_own_state(self, state_dict: dict[str, Any]) -> None:
-        """Refuse what this engine cannot take over; changes nothing."""
+        """Refuse a state that this engine cannot load; changes nothing."""
 
     @abstractmethod
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
-        """Put back the states of the engine's weights, and `_own_state`; all of it was checked."""
+        """Restore the states of the engine's weights, and `_own_state`, after the checks."""
 
-    # ---- What the hooks of the model tell: model_hooks.GradientSink ----
+    # ---- Calls from the model's hooks: model_hooks.GradientSink ----
 
     def before_forward(self, training: bool) -> None:
-        """Look whether gradients were set to None, before a forward that trains.
+        """Drop gathered gradients before a forward that trains, if the user set `.grad` to None.
 
-        Before another one they may have been set aside, and come back.
+        Before other forwards the user may have set them aside to put them back.
         """
         if training and not self._in_flight.forked():
             self._check_surroundings()
@@ -259,28 +259,28 @@ class EngineOptimizer(StateHooks, ABC):
                 self._drop_if_removed()
 
     def wait(self, weight: int) -> None:
-        """Come back when the last update of a weight is applied."""
+        """Wait until the last update of a weight is applied."""
         self._in_flight.wait(weight)
 
     def used_again(self, weight: int) -> None:
-        """Several gradients of a weight add up like those of several backwards."""
+        """Prepare for several gradients of a weight in one backward."""
 
     def expect_scaled_loss(self) -> None:
-        """Gradients are scaled, by how much only `step()` learns."""
+        """Note that gradients are scaled; only `step()` learns the scale."""
         self._progress.scaled_loss = True
 
     def mark(self) -> Any:
-        """Mark this point of what the device has to do, on this thread's stream."""
+        """Mark this point in the device's work, on this thread's stream."""
         return self.device.mark()
 
     def begin_backward(self) -> None:
-        """Begin to gather: norms of earlier gradients leave `.grad` until the backward ends."""
+        """Begin to gather: take norms of earlier gradients out of `.grad` until the end."""
         self._check_process()
         self._check_surroundings()
         self._refuse_lost()
         with self._hooks.backward.turn():
             self._states.take_back()
-            self._still_spent()  # Perhaps zeroed later, where another model's loss comes through.
+            self._still_spent()  # If another model's loss comes here, zeroing may follow later.
             self.carrier.check_own(earlier_alone=True)
             if self._progress.gathered:
                 self.carrier.check_whole()
@@ -290,11 +290,11 @@ class EngineOptimizer(StateHooks, ABC):
                     self._refuse_scaled()
             self._progress.gathered = False
             self.carrier.remove()
-            # A hook runs with gradients enabled where backward(create_graph=True) was called.
+            # A hook runs with gradients enabled only under backward(create_graph=True).
             self._of_graph = torch.is_grad_enabled()
 
     def _refuse_scaled(self) -> None:
-        """Refuse a scaling before the last backward of a step: cores cannot follow it."""
+        """Refuse a scaling before the last backward of a step, which cores cannot follow."""
         for number, factor in self.carrier.factors().items():
             if math.isfinite(factor) and abs(factor - 1.0) > _NEAR_ONE:
                 raise InvalidArgument(
@@ -304,7 +304,7 @@ class EngineOptimizer(StateHooks, ABC):
                 )
 
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
-        """Put the norms of what was gathered into `.grad`."""
+        """Put the norms of the gathered gradients into `.grad`."""
         self._end_gathering()
         with self._hooks.backward.turn():
             self.carrier.place(self._progress.given, self._norms_later(), self._of_graph)
@@ -312,16 +312,16 @@ class EngineOptimizer(StateHooks, ABC):
         self._clock.backward(forward_began, backward_began)
 
     def _norms_later(self) -> Callable[[], list[float]]:
-        """Give the norms when they are asked for; it does not hold the optimizer."""
+        """Return a function that computes the norms; it does not hold the optimizer."""
         engine, of_engine = self.engine, self.of_engine
         return lambda: [math.sqrt(s) for s, _ in of_engine.joined(engine.gradient_sizes())]
 
     def lose_gradient(self, weight: int) -> None:
-        """Remember a gradient that was taken from autograd and came to nothing."""
+        """Remember a gradient that was lost after it left autograd."""
         self._progress.lost = self.weights[weight].name
 
     def _compilation_began(self) -> None:
-        """Graphs read weights without waiting, and do not say which they use twice."""
+        """Apply all updates, as graphs read weights without waiting, perhaps one of them twice."""
         for index in range(len(self.weights)):
             self.used_again(index)
         self._in_flight.synchronize()
@@ -329,7 +329,7 @@ class EngineOptimizer(StateHooks, ABC):
     # ---- Gradients until the step ----
 
     def _still_spent(self) -> bool:
-        """Return whether gradients that a step has used are there yet, as nobody has zeroed any."""
+        """Return whether gradients that a step has used are still there, not zeroed by the user."""
         self._progress.spent = self._progress.spent and self.carrier.remains()
         return self._progress.spent
 
@@ -338,7 +338,8 @@ class EngineOptimizer(StateHooks, ABC):
         self._progress.gathered, self._progress.given, self._progress.lost = False, set(), ""
 
     def _drop_if_removed(self) -> None:
-        # model.zero_grad() leaves no other trace; so does a step that GradScaler left out.
+        # An empty `.grad` is the only trace of model.zero_grad(), and of a step that GradScaler
+        # left out.
         if not self._progress.gathered:
             return
         self.carrier.check_whole()
@@ -349,16 +350,16 @@ class EngineOptimizer(StateHooks, ABC):
     def _zero_gathered(self, set_to_none: bool) -> None:
         progress = self._progress
         if progress.gathered and not progress.lost and not set_to_none:
-            return  # The norms are zeroed in place, which tells of it.
+            return  # torch zeroes the norms in place, and the carrier notices that.
         if progress.gathered or progress.lost or self.engine.has_gradient():
-            self._hooks.backward.forget()  # If one is under way, it gathers anew.
+            self._hooks.backward.forget()  # A running backward begins to gather anew.
             self._drop()
         progress.spent = False
         if set_to_none:
             self.carrier.forget()
 
     def _factors(self) -> tuple[float, list[float]]:
-        """Return the common factor of all gradients, and each weight's beside it; empty: none."""
+        """Return the common factor of all gradients, and each weight's further factor, if any."""
         found = self.carrier.factors()
         shared = max(found.values(), key=abs, default=1.0)
         if all(factor == shared for factor in found.values()) or not math.isfinite(shared):
@@ -375,14 +376,13 @@ class EngineOptimizer(StateHooks, ABC):
         norm_type: float = 2.0,
         parameters: Iterable[torch.Tensor] | torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Clip as `torch.nn.utils.clip_grad_norm_`, of order 2 or inf.
+        """Clip gradients by norm like `torch.nn.utils.clip_grad_norm_`, of order 2 or inf.
 
-        Call it between the last backward of a step and `step()`, as often as there are groups to
-        clip; each call sees what the ones before it did. With `GradScaler`, call it after
-        `unscale_()`; a scale of `scale_loss()` is taken out of the norm. The norm of a compressed
-        gradient is that of its core, with the identity codec that of the gradient; residuals have a
-        clip of their own. Where a gradient is not finite nothing is scaled: the step will be
-        skipped.
+        Call it between the last backward of a step and `step()`, once for each group to clip; each
+        call sees the effect of the earlier ones. With `GradScaler`, call it after `unscale_()`. The
+        norm is free of the scale of `scale_loss()`. The norm of a compressed gradient is the norm
+        of its core, or of the gradient itself with the identity codec. Residuals have a clip of
+        their own. If a gradient is not finite, this scales nothing, and `step()` will skip.
 
         Parameters
         ----------
@@ -390,19 +390,20 @@ class EngineOptimizer(StateHooks, ABC):
         norm_type : float
             2 or inf.
         parameters : iterable of torch.Tensor, optional
-            Of the model; default is all of the optimizer's. Others' have ordinary gradients.
+            Parameters of the model; default is all parameters of the optimizer. Parameters of other
+            optimizers have ordinary gradients.
 
         Returns
         -------
         torch.Tensor
-            Their common norm before clipping.
+            The common norm of these parameters' gradients before clipping.
 
         Raises
         ------
         InvalidArgument
-            The optimizer was made with a `max_norm` of its own.
+            The optimizer was made with a `max_norm`.
         Unavailable
-            A norm of another order was asked for.
+            `norm_type` is another order.
         """
         self._check_open()
         order = check_clipping(self._owner, max_norm, norm_type, self.options.max_norm)
@@ -432,23 +433,24 @@ class EngineOptimizer(StateHooks, ABC):
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
         """Enqueue one update of every parameter that has a gradient.
 
-        What can be refused is looked at before anything is enqueued, so that a step that was
-        refused can be taken again.
+        All checks come before anything is enqueued, so you can repeat a step that raised one of
+        their errors.
 
         Returns
         -------
         torch.Tensor or None
-            What `closure` returned.
+            The loss that `closure` returned.
 
         Raises
         ------
         InvalidArgument
-            A parameter changed shape, dtype, layout or device, gradients of a part were removed, or
-            those of the last step were not zeroed. Nothing was changed.
+            A parameter changed shape, dtype, layout or device, the gradients of only some weights
+            were removed, or the gradients of the last step were not zeroed. The call changed
+            nothing.
         Unavailable
             The process has become one of several ranks.
         Error
-            A lane of an earlier step failed; lane and weight are named. Final.
+            A lane of an earlier step failed. Names lane and weight. No later step is possible.
         """
         self._check_open()
         self._check_surroundings()
@@ -461,9 +463,9 @@ class EngineOptimizer(StateHooks, ABC):
         updates = self._ordinary.updates(self.param_groups, self.state)
         scale = 1.0 / self.loss_scale.value
         shared, own = self._factors() if self._progress.gathered else (1.0, [])
-        squares = self._ordinary.sum_squares() * scale * scale  # Waits for the backward, here.
+        squares = self._ordinary.sum_squares() * scale * scale  # This waits for the backward.
         self.carrier.settle()
-        # Kept until the next step: lanes write to this storage, even if somebody replaces `.data`.
+        # Kept until the next step: lanes write to this storage, even if the user replaces `.data`.
         self._stepping[:] = weights = self.of_engine.tensors()
         given = self._progress.given
         try:
@@ -472,7 +474,7 @@ class EngineOptimizer(StateHooks, ABC):
                 self._ordinary.step(updates, self.state, clip * scale)
                 self.of_engine.increment_versions(given)
         finally:
-            if not self.engine.has_gradient():  # Else it has refused, and nothing was enqueued.
+            if not self.engine.has_gradient():  # Otherwise the engine raised and enqueued nothing.
                 self._use_up()
             self._in_flight.take_off()
         self._progress.overflowed = skipped
@@ -484,7 +486,7 @@ class EngineOptimizer(StateHooks, ABC):
         return loss
 
     def _check_step(self) -> None:
-        """Refuse a step that would not be AdamW's."""
+        """Refuse a step that AdamW could not take correctly."""
         self._watch.check_step(self.param_groups)
         self._states.take_back()
         self._hooks.backward.refuse_elsewhere("step()")
@@ -502,25 +504,25 @@ class EngineOptimizer(StateHooks, ABC):
             if number not in self._progress.given:
                 raise InvalidArgument(
                     f"{self._owner}.step: {self.weights[number].name} has no gradient in this "
-                    "step, and gradients were zeroed in place before, with which AdamW would go "
-                    "on, expected None; call zero_grad(set_to_none=True)"
+                    "step, but a zero gradient from before, on which AdamW would train it; call "
+                    "zero_grad(set_to_none=True)"
                 )
 
     def _use_up(self) -> None:
-        """The engine has used its gradients; their norms stay until somebody zeroes them."""
+        """Note that the engine has used its gradients; their norms stay until zeroed."""
         progress = self._progress
         progress.spent = progress.spent or bool(progress.given)
         progress.given, progress.gathered = set(), False
 
     def _land_for_graphs(self) -> None:
-        """A compiled graph reads weights without waiting, and finds every update applied."""
+        """Apply every update now if graphs are compiled, as they read weights without waiting."""
         if self._compilation.check():
             self._in_flight.synchronize()
-            self.before_forward(True)  # The hook of the model may be inside of a graph.
+            self.before_forward(True)  # The model's hook may be inside of a graph and not run.
 
     @torch.compiler.disable
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient, what was gathered of them too."""
+        """Drop every gradient, also the gathered ones."""
         if self._is_open() and not self._in_flight.forked():
             self._hooks.backward.refuse_elsewhere("zero_grad()")
             self._zero_gathered(set_to_none)
@@ -528,14 +530,14 @@ class EngineOptimizer(StateHooks, ABC):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by torch's GradScaler before it calls `step()`: that is how it is noticed."""
+        """Return False; torch's GradScaler reads this before it calls `step()`, so we notice it."""
         asking = sys._getframe(1).f_locals.get("self")
         if isinstance(asking, torch.amp.GradScaler):
             self._refuse_scaler()
             self.expect_scaled_loss()
         return False
 
-    # ---- What is refused ----
+    # ---- Checks ----
 
     def _check_surroundings(self) -> None:
         self._check_loaded()
@@ -552,42 +554,41 @@ class EngineOptimizer(StateHooks, ABC):
     def _check_process(self) -> None:
         if self._in_flight.forked():
             raise InvalidArgument(
-                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes, "
-                "expected the process that made the optimizer; make another one in the child"
+                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes; use the "
+                "optimizer in the process that made it, or make another one in the child"
             )
 
     def _refuse_lost(self) -> None:
         if self._progress.lost:
             raise InvalidArgument(
-                f"{self._owner}: a backward raised while the gradient of {self._progress.lost} was "
-                "taken, which is lost, expected whole gradients; call opt.zero_grad() and repeat "
-                "the backwards of this step"
+                f"{self._owner}: a backward raised and lost the gradient of {self._progress.lost}; "
+                "call opt.zero_grad() and repeat the backwards of this step"
             )
 
     def _refuse_gathered(self) -> None:
         self._drop_if_removed()
         if self.engine.has_gradient():
             raise InvalidArgument(
-                f"{self._owner}.load_state_dict: gradients of a backward are gathered in terms of "
-                "the state that there is, expected none; call step() or zero_grad() before it"
+                f"{self._owner}.load_state_dict: gradients of a backward are gathered, which "
+                "belong to the present state; call step() or zero_grad() before loading"
             )
 
-    # ---- State and groups, as torch.optim.Optimizer has them ----
+    # ---- State and groups of torch.optim.Optimizer ----
 
     @property
     def state(self) -> EngineStates:
-        """State by parameter; those of compressed weights are copies that go back when changed."""
+        """State by parameter; a compressed weight's is a copy that goes back when changed."""
         return self._states
 
     @state.setter
     def state(self, states: Any) -> None:
-        if self._states is None:  # By torch's constructor.
+        if self._states is None:  # torch's constructor assigns it.
             self._states = EngineStates(self, self._keeps_entries())
         else:
             self._states.replace(states)
 
     def _hypers(self, *more: float) -> list[tuple[float, ...]]:
-        """lr, betas, eps, weight_decay and `more` of each of the engine's weights."""
+        """Return lr, betas, eps, weight_decay and `more` for each of the engine's weights."""
         of_parameter = {}
         for group in self.param_groups:
             hyper = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], *more)
@@ -603,13 +604,13 @@ class EngineOptimizer(StateHooks, ABC):
         self._states.take_back()
         self.synchronize()
         state_dict = self._torch_state()
-        state_dict["state"] = copy.deepcopy(state_dict["state"])  # As those of the weights below.
+        state_dict["state"] = copy.deepcopy(state_dict["state"])  # Weights' states are copies too.
         state_dict["state"] |= self._weight_states()
         state_dict[STATE_KEY] = {**frame_of(self), **self._own_state()}
         return self._changed_by("saved", state_dict)
 
     def _torch_state(self) -> dict[str, Any]:
-        """Return the state that torch knows itself: groups, and states of ordinary parameters."""
+        """Return torch's own part of the state: groups, and states of ordinary parameters."""
         self._states.hidden = True
         try:
             return super().state_dict()
@@ -618,17 +619,17 @@ class EngineOptimizer(StateHooks, ABC):
 
     @torch.compiler.disable
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a `state_dict()`; training goes on from it bit for bit.
+        """Load a `state_dict()`; training continues from it bit for bit.
 
         Its tensors may be on any device, as Accelerate leaves them, in any kind of dictionary.
 
         Raises
         ------
         Error
-            It is broken, or of another run, or gradients are gathered that it would not go with;
-            nothing was changed.
+            The state is broken or belongs to another run, or gathered gradients belong to the
+            present state. The call changed nothing.
         KeyboardInterrupt
-            Ctrl-C; if something was put back by then, nothing but another load is taken.
+            Ctrl-C. If loading had begun by then, call `load_state_dict()` again before all else.
         """
         self._check_open()
         state_dict = self._framed(plain_state(self._before_load(state_dict), to_host=True))
@@ -646,11 +647,11 @@ class EngineOptimizer(StateHooks, ABC):
         self._after_load()
 
     def _framed(self, state_dict: Any) -> Any:
-        """A plain state as one of ours, if it is another optimizer's that this one can take."""
+        """Convert the state of another optimizer to our format, if this one can load it."""
         return state_dict
 
     def numbered_weights(self) -> dict[int, int]:
-        """Map the number of a parameter in a state_dict to that of its compressed weight."""
+        """Map a parameter's number in a state_dict to the number of its compressed weight."""
         index_of = {id(weight.parameter): i for i, weight in enumerate(self.weights)}
         numbered = enumerate(numbered_parameters(self.param_groups))
         return {number: index_of[id(p)] for number, p in numbered if id(p) in index_of}
@@ -658,15 +659,15 @@ class EngineOptimizer(StateHooks, ABC):
     def __getstate__(self) -> dict[str, Any]:
         raise InvalidArgument(
             f"{self._owner}: cannot be copied or pickled, as it holds threads and hooks of its "
-            "model, expected state_dict(); load that into an optimizer made for the other model"
+            "model; load its state_dict() into an optimizer made for the other model"
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group while the optimizer is being made; raise afterwards."""
+        """Add a group during the constructor; raises afterwards."""
         if self._fixed_groups:
             raise InvalidArgument(
-                f"{self._owner}.add_param_group: the engine is built, expected all groups in the "
-                "constructor; pass param_groups="
+                f"{self._owner}.add_param_group: the engine is already built; pass all groups to "
+                "the constructor as param_groups="
             )
         super().add_param_group(param_group)
         check_hyperparameters(self._owner, self.param_groups[-1])
@@ -674,7 +675,7 @@ class EngineOptimizer(StateHooks, ABC):
     # ---- Beyond torch's interface ----
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """`loss` times the loss scale that `step()` removes again."""
+        """Return `loss` times the loss scale, which `step()` removes again."""
         return loss * self.loss_scale.value
 
     @torch.compiler.disable
@@ -690,11 +691,11 @@ class EngineOptimizer(StateHooks, ABC):
 
     @property
     def skipped_steps(self) -> int:
-        """Return the number of steps that were skipped so far."""
+        """Return the number of steps skipped so far."""
         return self._progress.skipped_steps
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers of the last step: seconds, bytes per link, peak bytes per tier, norm."""
+        """Return the last step's seconds, bytes per link, peak bytes per tier and norm."""
         return {
             **self._clock.stats(),
             "skipped": self.overflowed,
@@ -707,20 +708,20 @@ class EngineOptimizer(StateHooks, ABC):
         return [self.engine.describe(index) for index in range(len(self.of_engine))]
 
     def close(self) -> None:
-        """Apply what is enqueued, write the trace, take the hooks away; idempotent.
+        """Apply all enqueued updates, write the trace and remove the hooks; idempotent.
 
-        Gradients of compressed weights that were gathered for a step go: an optimizer that is made
-        afterwards starts with the next backward.
+        This drops the gradients of compressed weights gathered for the next step, so an optimizer
+        that you make afterwards starts with the next backward.
 
         Raises
         ------
         KeyboardInterrupt
             Ctrl-C; the optimizer is still open.
         Timeout
-            A lane has not got anything done for five seconds, nor for longer than ever before;
-            lane and weight are named, and their memory is never given back.
+            A lane has made no progress for five seconds, and for longer than ever before. Names
+            lane and weight, whose memory is never freed.
         Error
-            A lane of an earlier step failed; lane and weight are named.
+            A lane of an earlier step failed. Names lane and weight.
         """
         if self._ownership is None or not self._ownership.end():
             return
@@ -732,7 +733,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     def _check_not_closed(self) -> None:
         if not self._is_open():
-            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
+            raise InvalidArgument(f"{self._owner}: the optimizer is closed; make a new one")
 
     def _check_open(self) -> None:
         self._check_not_closed()

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class EngineWeights:
-    """Numbers weights as an engine does: in the order of the model, slices one after the other.
+    """Numbers weights like an engine: in the order of the model, slices one after the other.
 
     Parameters
     ----------
@@ -37,12 +37,12 @@ class EngineWeights:
         return self._numbers[weight]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the matrices as lanes get them; lanes wait for each other, so nobody waits here.
+        """Return the matrices for the lanes without waiting, as lanes wait for each other.
 
         Raises
         ------
         InvalidArgument
-            One does not lie in memory as lanes need it.
+            A weight has a memory layout that lanes cannot use.
         """
         with torch_private.asking_no_class():
             for w in self.weights:
@@ -56,17 +56,17 @@ class EngineWeights:
                 torch.autograd.graph.increment_version(self.weights[index].parameter)
 
     def spread(self, values: Iterable[T]) -> list[T]:
-        """Repeat what compressed weights have each for every weight of the engine."""
+        """Repeat each compressed weight's value for all its weights in the engine."""
         pairs = zip(values, self._numbers, strict=True)
         return [value for value, numbers in pairs for _ in numbers]
 
     def joined(self, sizes: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Sum of squares and largest element of each compressed weight, from those of matrices."""
+        """Return sum of squares and largest element of each weight, from those of its matrices."""
         parts = [sizes[numbers.start : numbers.stop] for numbers in self._numbers]
         return [(math.fsum(s for s, _ in part), _largest(a for _, a in part)) for part in parts]
 
 
 def _largest(values: Iterable[float]) -> float:
-    """Return the largest of some numbers, or NaN if one is that."""
+    """Return the largest of some numbers, or NaN if one of them is NaN."""
     found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found)

@@ -1,15 +1,16 @@
-"""Weights whose update is in flight: whoever reads one waits for it, whoever looks at it does not.
+"""Weights whose update is in flight: code that reads such a weight waits for its update.
 
-Between `step()` and its landing a parameter has a class of its own. torch asks that class before
-any function gets the parameter: `F.linear(x, p)`, `p.norm()`, `p.data`, `torch._foreach_add(...)`,
-`copy.deepcopy`, pickle. A function that reads values waits, and the parameter is what it was; one
-that only looks at the gradient, the shape or the like goes on, so that `zero_grad()` and
-`clip_grad_norm_()` wait for nothing. A forward pre-hook of the module waits before torch asks.
-Function transforms, which do not ask, are made to (`torch_private.py`).
+Between `step()` and the landing of its update a parameter has a class of its own. torch asks that
+class before any function gets the parameter: `F.linear(x, p)`, `p.norm()`, `p.data`,
+`torch._foreach_add(...)`, `copy.deepcopy`, pickle. A function that reads values waits, and then the
+parameter has its original class again. A function that reads only the gradient, the shape or the
+like does not wait, so `zero_grad()` and `clip_grad_norm_()` wait for nothing. A forward pre-hook of
+the module waits before torch asks. Function transforms do not ask the class, so `torch_private.py`
+makes them ask.
 
-What does not ask cannot wait: tensors that were made from the storage before `step()`, and code
-that reads parameters behind Python's back, which is TorchScript and what torch.compile made
-(`compilation.py`).
+Code that does not ask the class cannot wait: tensors made from the storage before `step()`,
+TorchScript, and graphs of torch.compile (`compilation.py`), which read parameters outside of
+Python.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.engine_weights import EngineWeights
 
-_LANDING = "_sluiceway_land"  # The attribute of a parameter in flight that says whom to ask.
+_LANDING = "_sluiceway_land"  # Attribute of a parameter in flight: a call that waits for it.
 
 _MAKES_PARAMETERS = nn.Parameter.__new__.__code__
 
@@ -43,7 +44,7 @@ def _land_those_in(value: Any) -> None:
 
 
 class _InFlight:
-    """Stands in front of a parameter's own class while an update is in flight."""
+    """Base class before a parameter's original class while its update is in flight."""
 
     @classmethod
     def __torch_function__(
@@ -57,18 +58,18 @@ class _InFlight:
         return func(*args, **kwargs)
 
     def as_subclass(self, kind: type) -> Any:
-        getattr(self, _LANDING)()  # torch does not ask.
+        getattr(self, _LANDING)()  # torch does not call __torch_function__ here.
         return self.as_subclass(kind)
 
     def detach(self) -> Any:
         getattr(self, _LANDING)()
-        if sys._getframe(1).f_code is _MAKES_PARAMETERS:  # Wants the class that there was.
+        if sys._getframe(1).f_code is _MAKES_PARAMETERS:  # It needs the class from before.
             return torch_private.of_class(type(self), self)
         return self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         getattr(self, _LANDING)()
-        return self.__deepcopy__(memo)  # Of its own class, which it has again.
+        return self.__deepcopy__(memo)  # The original class, which self has again.
 
     def __reduce_ex__(self, protocol: int) -> Any:
         getattr(self, _LANDING)()
@@ -81,20 +82,20 @@ def _class_in_flight(landed: type) -> type:
 
 
 class WeightsInFlight:
-    """The weights of one engine, and which of them have an update in flight.
+    """Knows which weights of one engine have an update in flight, and waits for them.
 
     Parameters
     ----------
     engine : object
-        Its `wait(index, compute)` comes back when what is enqueued on the stream `compute` from
-        now on sees the update of a weight.
+        Its `wait(index, compute)` returns when all later work on the stream `compute` sees the
+        update of a weight.
     of_engine : EngineWeights
     device : DeviceOps
     owner : str
         The optimizer's name, for errors.
     landed : callable
-        Told the index of each weight that was waited for. It must not hold the optimizer, which
-        would then outlive its last user.
+        Called with the index of each weight whose update was waited for. It must not hold the
+        optimizer, which would then outlive its last user.
     """
 
     def __init__(
@@ -110,12 +111,12 @@ class WeightsInFlight:
         self._of_engine = of_engine
         self._names = [weight.name for weight in of_engine.weights]
         self._parameters = [weight.parameter for weight in of_engine.weights]
-        # Another optimizer of the same model may have its own in flight just now.
+        # Another optimizer of the same model may have weights in flight now.
         classes = [getattr(type(p), "landed", type(p)) for p in self._parameters]
         self._classes = [(landed_as, _class_in_flight(landed_as)) for landed_as in classes]
         self._landed = landed
-        self._taken_off = 0  # How often: a wait that began before the last is no landing.
-        # The stream that each weight's last update was waited for on; None: nobody has waited.
+        self._taken_off = 0  # Count of calls; a wait that began before the last one lands nothing.
+        # Stream that has waited for each weight's last update; None if no stream has waited.
         self._landed_on: list[Any] = [None] * len(self._parameters)
         self._process = os.getpid()
         torch_private.tell_before_wrapping(_land_those_in)
@@ -125,7 +126,7 @@ class WeightsInFlight:
         return os.getpid() != self._process
 
     def take_off(self) -> None:
-        """A step is enqueued: from now on whoever reads a weight waits for it."""
+        """Make every read of a weight wait, since a step is enqueued."""
         self._taken_off += 1
         self._landed_on = [None] * len(self._parameters)
         rows = zip(self._parameters, self._classes, strict=True)
@@ -134,32 +135,32 @@ class WeightsInFlight:
             parameter.__class__ = in_flight
 
     def names(self) -> list[str]:
-        """Names of the weights that nobody has waited for yet."""
+        """Return the names of the weights whose update is still in flight."""
         return [name for i, name in enumerate(self._names) if self._flies(i)]
 
     def wait(self, index: int) -> None:
-        """Come back when the last update of a weight is applied.
+        """Wait until the last update of a weight is applied.
 
         Raises
         ------
         InvalidArgument
-            In a forked child, if the update is in flight: only the parent applies it.
+            This is a forked child and the update is in flight, which only the parent applies.
         """
         if self.forked():
             self._refuse_in_child([index])
             return
         taken_off = self._taken_off
         compute = self._device.compute()
-        if self._landed_on[index] is compute:  # As where checkpointing repeats a forward.
+        if self._landed_on[index] is compute:  # For example if checkpointing repeats a forward.
             return
         for number in self._of_engine.numbers(index):
             self._engine.wait(number, compute)
-        if taken_off == self._taken_off:  # Else another thread enqueued a step meanwhile.
+        if taken_off == self._taken_off:  # Otherwise another thread has enqueued a step meanwhile.
             self._land([index])
             self._landed_on[index] = compute
 
     def synchronize(self) -> None:
-        """Come back when every update is applied; in a forked child as `wait`."""
+        """Wait until every update is applied; raises like `wait` in a forked child."""
         indices = range(len(self._parameters))
         if self.forked():
             self._refuse_in_child(indices)
@@ -170,7 +171,7 @@ class WeightsInFlight:
             self._land(indices)
 
     def give_back(self) -> None:
-        """No update is in flight any more, or ever lands: leave the parameters as found."""
+        """Give the parameters their original class back; no update will land any more."""
         self._land(range(len(self._parameters)))
 
     def _flies(self, index: int) -> bool:
@@ -190,5 +191,5 @@ class WeightsInFlight:
                 raise InvalidArgument(
                     f"{self._owner}: {self._names[index]} is read in process {os.getpid()}, a "
                     f"forked child, but its update was in flight and process {self._process} "
-                    "applies it, expected applied weights; call synchronize() before the fork"
+                    "applies it; call synchronize() before the fork"
                 )

@@ -1,7 +1,7 @@
 """Hooks that tie a model to an optimizer: gradients go in, forwards wait for their weights.
 
-A hook holds the sink weakly, so that a model does not keep a dropped optimizer alive. What
-torch.compile traces has no hooks of modules in it, and what it runs is not looked into.
+A hook holds the sink weakly, so that a model does not keep a dropped optimizer alive. The hooks do
+nothing while torch.compile traces, and compiled graphs do not call them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sluiceway.optim.common.one_backward import OneBackward
 
 
 class GradientSink(Protocol):
-    """Takes gradients as they are made; weights of the model are called by their number.
+    """Takes gradients as backward makes them; numbers identify the weights of the model.
 
-    Of one backward the calls come in this order: `begin_backward`, then `add_gradient` for each
-    weight as its gradient exists, then `end_backward`, when the backward has come to its end or has
-    raised: as autograd's, its gradients up to there count. Backwards come one at a time; forwards
-    of other threads may come meanwhile.
+    The calls of one backward come in this order: `begin_backward`, then `add_gradient` for each
+    weight once its gradient exists, then `end_backward` when the backward has ended or has raised.
+    As in autograd, gradients count that came before it raised. Backwards come one at a time;
+    forwards of other threads may come meanwhile.
     """
 
     def before_forward(self, training: bool) -> None:
         """Learn that a forward of the whole model begins; `training`: a backward may follow."""
 
     def wait(self, weight: int) -> None:
-        """Come back when the last update of a weight is applied, as it is about to be read."""
+        """Wait until the last update of a weight is applied, before a forward reads the weight."""
 
     def used_again(self, weight: int) -> None:
         """Learn that a weight is used more than once in a step, and gets several gradients."""
@@ -45,32 +45,31 @@ class GradientSink(Protocol):
         """Learn that gradients are scaled; only `step()` learns by how much."""
 
     def begin_backward(self) -> None:
-        """Learn that the first gradient of a backward is there."""
+        """Learn that the first gradient of a backward has come."""
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """Take a whole gradient, of a matrix or of a batch of them; nobody else holds it.
+        """Take the whole gradient of a matrix or a batch of matrices, which no other code holds.
 
         Rows are contiguous.
         """
 
     def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """Take what a layer made in place of a gradient; `whole`: no gradient follows it.
+        """Take a core that a layer made in place of a gradient; if `whole`, no gradient follows.
 
-        Only weights whose layers the sink's owner has fused have cores, so a sink that fuses none
-        need not have this.
+        Only fused layers make cores, so a sink that fuses no layer need not have this.
         """
 
     def mark(self) -> Any:
-        """Mark this point of what the device has to do."""
+        """Mark this point in the device's work."""
 
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
         """Learn that all gradients of a backward are in, and at which marks it began."""
 
     def lose_gradient(self, weight: int) -> None:
-        """Learn that `begin_backward` or `add_gradient` has raised, and a gradient is gone."""
+        """Learn that `begin_backward` or `add_gradient` has raised and a gradient is lost."""
 
     def synchronize(self) -> None:
-        """Come back when every update is applied to the weights."""
+        """Wait until every update is applied to the weights."""
 
 
 class NothingWhenCopied:
@@ -82,8 +81,8 @@ class NothingWhenCopied:
         return getattr, (nullcontext(), "__exit__")
 
 
-class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - as all of ours.
-    """Raised where TorchScript asks a hook for its name; hasattr() finds none."""
+class HookWithoutName(Unavailable, AttributeError):  # noqa: N818 - like all our errors.
+    """Raised when TorchScript asks a hook for its name; hasattr() returns False."""
 
 
 class _ModuleHook(NothingWhenCopied):
@@ -110,24 +109,24 @@ class _ModuleHook(NothingWhenCopied):
     def __name__(self) -> str:
         raise HookWithoutName(
             "torch.jit.script: the model has the hooks of an optimizer, which TorchScript cannot "
-            "hold, expected none; close() the optimizer first, or use torch.jit.trace()"
+            "compile; close() the optimizer first, or use torch.jit.trace()"
         )
 
 
 class ModelHooks:
-    """Everything that is registered on one model for one sink.
+    """Registers all hooks on one model for one sink.
 
     Parameters
     ----------
     sink : GradientSink
-        Told of gradients, of the end of each backward and of each root forward.
+        Receives gradients, the end of each backward, and each forward of the whole model.
     model : torch.nn.Module
     weights : list of CompressedWeight
         In the order in which the sink counts them.
 
     Notes
     -----
-    If one hook cannot be registered, those before it are taken away again.
+    If registering a hook fails, the constructor removes the earlier ones.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class ModelHooks:
         self._count = len(weights)
         self.backward = OneBackward(self._owner)
         self._parameters = [weight.parameter for weight in weights]
-        self._nodes: list[Any] = []  # Of autograd; their hooks live as long as they are held.
+        self._nodes: list[Any] = []  # Autograd's nodes, held so that their hooks stay.
         with ExitStack() as registered:
             self._registered = registered
             registered.callback(self._nodes.clear)
@@ -180,16 +179,16 @@ class ModelHooks:
             if sink is None:
                 raise InvalidArgument(
                     f"{self._owner}: the gradient of {weight.name} is for an optimizer that was "
-                    "dropped while a copy of its attributes lives, expected the optimizer itself; "
-                    "keep it, or close() the copy"
+                    "dropped while a copy of its attributes lives; keep the optimizer itself, or "
+                    "close() the copy"
                 )
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 if len(torch_private.accumulation_hooks(parameter)) == 1:
-                    return  # What was compiled while the weight was frozen has none for it.
+                    return  # A graph compiled while the weight was frozen makes no gradient.
                 raise InvalidArgument(
-                    f"{self._owner}: another optimizer took the gradient of {weight.name}, "
-                    "expected one optimizer for a weight; close() the other one"
+                    f"{self._owner}: another optimizer took the gradient of {weight.name}, but "
+                    "only one optimizer can train a weight; close() the other one"
                 )
             try:
                 refuse_sparse(self._owner, weight.name, gradient)
@@ -213,17 +212,17 @@ class ModelHooks:
     def before_accumulation(
         self, weight: int, act: Callable[[torch.Tensor | None], None]
     ) -> tuple[Any, Any]:
-        """Call `act` with what a backward is about to add to a weight's gradient; None: nothing.
+        """Call `act` with the tensor, or None, that a backward is about to add to the gradient.
 
-        It is called once in a backward, after all uses of the weight. Returns autograd's node, for
-        as long as which the caller is told, and the handle that removes the hook.
+        The call comes once in a backward, after all uses of the weight. Returns autograd's node,
+        which the caller must hold to get calls, and the handle that removes the hook.
         """
         node = accumulation(self._parameters[weight])
         hook = torch.compiler.disable(lambda gradients: act(gradients[0]))
         return node, node.register_prehook(hook)
 
     def take_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """Give the sink a core in place of a gradient; `whole`: no gradient follows it."""
+        """Give the sink a core in place of a gradient; if `whole`, no gradient follows."""
         sink = self._sink()
         if sink is None:
             return
@@ -235,7 +234,7 @@ class ModelHooks:
             raise
 
     def on_removal(self, undo: Callable[[], None]) -> None:
-        """Call `undo` when the hooks are taken away, before any of them is."""
+        """Call `undo` in `remove()`, before any hook is removed."""
         self._registered.callback(undo)
 
     def _open_backward(self, sink: GradientSink) -> None:
@@ -245,7 +244,7 @@ class ModelHooks:
         try:
             sink.begin_backward()
         except BaseException:
-            self.backward.forget()  # What never began has no end.
+            self.backward.forget()  # This backward never began, so it must not end.
             raise
 
     def _end_backward(self, raised: bool) -> None:
@@ -255,13 +254,13 @@ class ModelHooks:
         try:
             sink.end_backward(self._forward_began, self._backward_began)
         except BaseException as error:
-            if raised:  # Nobody hears what a finaliser raises; an interruption is kept.
+            if raised:  # A finaliser's error is lost; OneBackward keeps an interruption.
                 sink.lose_gradient(0)
             if not raised or not isinstance(error, Exception):
                 raise
 
     def _opens(self, index: int, _gradients: tuple[torch.Tensor, ...]) -> None:
-        """Begin a backward before autograd would add to what stands in `.grad`."""
+        """Begin a backward before autograd adds to the norm in `.grad`."""
         sink = self._sink()
         if sink is None:
             return
@@ -272,7 +271,7 @@ class ModelHooks:
             raise
 
     def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
-        if not model.training:  # Fused paths of torch read several weights at once, then.
+        if not model.training:  # In eval mode torch's fused paths read several weights at once.
             for index in range(self._count):
                 sink.wait(index)
         training = model.training and torch.is_grad_enabled()
@@ -282,7 +281,7 @@ class ModelHooks:
         self._of_forward.seen = set()  # A calibration has run a forward of its own.
 
     def remove(self) -> None:
-        """Take every hook away; idempotent."""
+        """Remove every hook; idempotent."""
         self._registered.close()
 
 
@@ -298,8 +297,8 @@ def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
 
 
 def accumulation(parameter: torch.Tensor) -> Any:
-    """The node that adds to the gradient of a parameter; of one that is frozen too."""
-    with torch_private.asking_no_class():  # A look waits for no update.
+    """Return the node that adds to a parameter's gradient, also for a frozen parameter."""
+    with torch_private.asking_no_class():  # This need not wait for an update.
         trained = parameter.requires_grad
         parameter.requires_grad_(True)
         try:

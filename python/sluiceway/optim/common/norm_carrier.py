@@ -1,11 +1,11 @@
-"""The gradients that stand in `.grad` of compressed weights, and what became of them.
+"""Puts a `NormGradient` into `.grad` of compressed weights, and reads back what the user changed.
 
-After a backward torch has a gradient at every weight that got one, until somebody sets it to None.
-Here a `NormGradient` stands there instead, at each of them, so that clipping, a scaler, zeroing and
-freezing act on each weight by itself, as they do with gradients.
+After a backward torch leaves a gradient in `.grad` of each weight until the user sets it to None.
+The carrier puts a `NormGradient` there instead, so that clipping, a scaler, zeroing and freezing
+act on each weight by itself, as they do with gradients.
 
-On a device that works beside Python a norm is known late. There norms are written when somebody
-looks, and where nobody has looked, nobody has scaled either.
+On an asynchronous device a norm is known late. There a norm is written when code first reads it,
+and as long as no code has read the norms, no code has scaled them either.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROOT_OF_LARGEST = 1.8e19
 
 
 class NormCarrier:
-    """Puts norms into `.grad` of the weights of one optimizer, and reads back what changed.
+    """Puts norms into `.grad` of one optimizer's weights, and reads back their factors.
 
     Parameters
     ----------
@@ -35,31 +35,31 @@ class NormCarrier:
         The optimizer's name, for errors.
     weights : list of CompressedWeight
     asynchronous : bool
-        As `DeviceOps` has it.
+        `DeviceOps.asynchronous` of the device.
     """
 
     def __init__(self, owner: str, weights: list[CompressedWeight], asynchronous: bool) -> None:
         self._owner, self._weights, self._asynchronous = owner, weights, asynchronous
-        self.numbers: list[int] = []  # Weights at which torch has a gradient, or had one last.
+        self.numbers: list[int] = []  # Weights that have a gradient in torch's sense.
         self._generation: Generation | None = None
-        self._norms: Callable[[], list[float]] | None = None  # Not asked yet.
+        self._norms: Callable[[], list[float]] | None = None  # None once the norms are written.
         self._zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
-    # ---- In their places ----
+    # ---- Placing norms ----
 
     def place(
         self, taken: Collection[int], norms: Callable[[], list[float]], of_graph: bool = False
     ) -> None:
-        """Let `.grad` of the weights in `taken`, and of those that had one, tell their norms.
+        """Put norms into `.grad` of the weights in `taken` and of weights that had one before.
 
         Parameters
         ----------
         taken : collection of int
             Numbers of weights.
         norms : callable
-            Gives the norm of every weight.
+            Returns the norm of every weight.
         of_graph : bool
-            A loss that is made of a `.grad` raises in its backward.
+            If True, a loss made from a `.grad` raises in its backward.
         """
         self.numbers = sorted({*self.numbers, *taken})
         if not self.numbers:
@@ -95,7 +95,7 @@ class NormCarrier:
         self._generation.cells[:, 0] = torch.tensor(told)
 
     def tell_again(self, norms: Callable[[], list[float]]) -> None:
-        """Let each tell its norm of these, times what it was scaled by since it was placed."""
+        """Replace the norms by new ones, times each weight's factor since `place()`."""
         factors = self.factors()
         if self._norms is not None:
             self._norms = norms
@@ -107,27 +107,27 @@ class NormCarrier:
             self._grad(number).cell[0] = norm
 
     def scale(self, factors: dict[int, float]) -> None:
-        """Scale the gradients of some weights, as somebody else would."""
+        """Scale the gradients of some weights, as the user would."""
         for number, factor in factors.items():
             grad = self._parameter(number).grad
             if grad is not None:
                 grad.mul_(factor)
 
     def settle(self) -> None:
-        """Ask for the norms while they can be told; whoever looks later gets these."""
+        """Compute the norms while the engine has them, for code that reads them later."""
         if self._norms is not None:
             norms = self._norms()
             self._norms = lambda: norms
 
     def remove(self) -> None:
-        """Take them away until the next `place()`: more gradients are to be gathered."""
+        """Remove the norms until the next `place()`, to gather more gradients."""
         self._sort_out()
         for number in self.numbers:
             self._parameter(number).grad = None
         self._end()
 
     def forget(self) -> None:
-        """Take them away for good."""
+        """Remove the norms for good."""
         self.remove()
         self.numbers = []
 
@@ -137,13 +137,13 @@ class NormCarrier:
         self._generation, self._norms = None, None
 
     def _sort_out(self) -> None:
-        """Forget weights whose `.grad` somebody has set to None."""
+        """Forget weights whose `.grad` the user has set to None."""
         if self._generation is not None:
             self.numbers = [n for n in self.numbers if self._grad(n) is not None]
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Meanwhile none stands anywhere; gradients that come are others'."""
+        """Set the norms aside inside the block, where gradients of another loss may come."""
         kept = [(self._parameter(n), self._grad(n)) for n in self.numbers]
         for parameter, _ in kept:
             parameter.grad = None
@@ -153,7 +153,7 @@ class NormCarrier:
             for parameter, gradient in kept:
                 parameter.grad = gradient
 
-    # ---- What became of them ----
+    # ---- Reading norms back ----
 
     def _parameter(self, number: int) -> torch.Tensor:
         return self._weights[number].parameter
@@ -163,45 +163,45 @@ class NormCarrier:
             return self._parameter(number).grad
 
     def stand(self) -> list[int]:
-        """Numbers of weights at which one stands, or what somebody else has put there."""
+        """Return the numbers of weights whose `.grad` has a norm, or a tensor of the user."""
         if self._generation is None:
             return []
         return [number for number in self.numbers if self._grad(number) is not None]
 
     def removed(self) -> bool:
-        """Return whether somebody has taken all of them away: `model.zero_grad()`."""
+        """Return whether the user has removed all norms, as `model.zero_grad()` does."""
         return not self.stand()
 
     def check_whole(self) -> None:
-        """Refuse that some were removed, and others were not.
+        """Refuse gradients of which some were removed and others were not.
 
         Raises
         ------
         InvalidArgument
-            One of either is named.
+            Names one removed gradient and one other.
         """
         left = self.stand()
         lost = sorted(set(self.numbers) - set(left))
         if lost and left:
             raise InvalidArgument(
                 f"{self._owner}: the gradient of {self._weights[lost[0]].name} was removed, that "
-                f"of {self._weights[left[0]].name} was not, expected all or none, as compressed "
-                "gradients cannot be removed one by one; freeze a part by requires_grad_(False) "
-                "before the first forward of a step, or call opt.zero_grad() for all"
+                f"of {self._weights[left[0]].name} was not, but compressed gradients cannot be "
+                "removed one by one; freeze a part by requires_grad_(False) before the first "
+                "forward of a step, or call opt.zero_grad() for all"
             )
 
     def check_own(self, *, earlier_alone: bool = False) -> None:
-        """Refuse a `.grad` that is of no backward, or of an earlier one.
+        """Refuse a `.grad` that comes from no backward, or from an earlier one.
 
         Parameters
         ----------
         earlier_alone : bool
-            Plain tensors may stand there: the backward that begins adds to them.
+            If True, allow plain tensors, as the backward that begins adds to them.
 
         Raises
         ------
         InvalidArgument
-            The first weight is named.
+            Names the first weight.
         """
         for number, weight in enumerate(self._weights):
             grad = self._grad(number)
@@ -221,23 +221,23 @@ class NormCarrier:
                 )
 
     def factors(self) -> dict[int, float]:
-        """Return the factor by which each was scaled since it was placed, by weight."""
+        """Return by weight the factor on each norm since `place()`."""
         if self._norms is not None:
-            return dict.fromkeys(self.stand(), 1.0)  # Nobody has looked.
+            return dict.fromkeys(self.stand(), 1.0)  # No code has read the norms.
         numbers = self.stand()
         cells = [self._grad(number).cell for number in numbers]
         found = torch.stack(cells)[:, 1].tolist() if cells else []
         return dict(zip(numbers, found, strict=True))
 
     def remains(self) -> bool:
-        """Return whether one is left that nobody has removed, or made zero."""
+        """Return whether a norm is left that was neither removed nor zeroed."""
         return any(factor != 0 for factor in self.factors().values())
 
     def zeroed(self) -> bool:
-        """Return whether somebody made all of them zero: `model.zero_grad(set_to_none=False)`."""
+        """Return whether the user has zeroed all: `model.zero_grad(set_to_none=False)`."""
         return bool(self.stand()) and not self.remains()
 
 
 def _held(norm: float) -> float:
-    """A norm as float32 can hold it; not finite only where a gradient is not."""
+    """Return a norm that float32 can hold; it is not finite only if a gradient is not."""
     return min(norm, _LARGEST) if norm < math.inf else norm

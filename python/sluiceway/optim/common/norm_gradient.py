@@ -1,9 +1,9 @@
-"""The tensor in `.grad` of a compressed weight: the norm of a gradient that has left.
+"""The tensor in `.grad` of a compressed weight, which has the norm of the gradient that has left.
 
 A compressed gradient leaves the device during backward. In its place is a tensor of the weight's
-shape that has no values of its own. It knows two numbers: the norm of the gradient, and by how much
-it was scaled since. torch asks its class before any function gets it, so that norms and scaling use
-these two numbers, and whatever needs the values raises.
+shape without values of its own. It has two numbers: the norm of the gradient, and the factor on it
+since. torch asks its class before any function gets it, so norms and scaling use these two numbers,
+and a function that needs the values raises.
 
     norm of order 2, isfinite, isnan   answered from the norm
     mul, div, neg, zero_, a scaler     change both numbers
@@ -22,7 +22,7 @@ import torch
 from sluiceway.errors import Unavailable
 from sluiceway.optim.common import torch_private
 
-# Names of torch's functions. Those that take a norm, and where its order stands.
+# Names of torch's functions that take a norm, with the position of the order in the arguments.
 _NORMS = {"linalg_vector_norm": 1, "linalg_norm": 1, "norm": 1, "_foreach_norm": 1}
 _SCALES = frozenset(
     (
@@ -37,7 +37,7 @@ _CAST = frozenset(("clone", "to", "float", "double", "half", "bfloat16", "cpu", 
 _LOOKS_AT_SHAPE = frozenset(
     ("untyped_storage", "is_same_size", "result_type", "_has_compatible_shallow_copy_type")
 )
-# Those of whose result the norm can be taken, and those that show a tensor.
+# Functions whose result has the gradient's norm, and functions that show a tensor.
 _READS = frozenset(
     (
         *("pow", "square", "mul", "cat", "concat", "concatenate", "stack", "hstack", "dot", "vdot"),
@@ -58,10 +58,10 @@ class Generation:
     Parameters
     ----------
     cells : torch.Tensor
-        A row for each of them: the norm, and the factor since.
+        A row for each weight: the norm, and the factor since.
     write : callable, optional
-        Puts the norms into the rows when somebody asks; None: they are there. It must not hold the
-        optimizer, as whoever keeps a `.grad` holds it.
+        Writes the norms into the rows when code first reads them; None if they are written. It must
+        not hold the optimizer, as every kept `.grad` holds `write`.
     """
 
     def __init__(self, cells: torch.Tensor, write: Callable[[Generation], None] | None) -> None:
@@ -69,18 +69,18 @@ class Generation:
         self.are_large = False  # The square of a norm leaves the range of float32.
 
     def read(self) -> None:
-        """Have the norms written, if they are not."""
+        """Write the norms unless they are written."""
         if self.write is not None:
-            self.write(self)  # If it raises, whoever looks next asks again.
+            self.write(self)  # If it raises, the next read tries again.
             self.write = None
 
 
 class NormGradient(torch.Tensor):
     """Has the shape and the norm of a compressed gradient, and no values."""
 
-    number: int  # Of the weight.
+    number: int  # Number of the weight.
     generation: Generation
-    cell: torch.Tensor  # The norm, and by how much it was scaled.
+    cell: torch.Tensor  # The norm, and the factor on it since.
     of_graph: bool  # The backward was called with create_graph=True.
 
     @classmethod
@@ -93,14 +93,14 @@ class NormGradient(torch.Tensor):
         cell: torch.Tensor,
         of_graph: bool,
     ) -> NormGradient:
-        """Make one; `zero` is a tensor of one element, for device and dtype."""
+        """Make a tensor of this class; `zero` has one element, and gives device and dtype."""
         made = torch_private.of_class(cls, zero.reshape(()).expand(shape))
         made.number, made.generation, made.cell = number, generation, cell
         made.of_graph = of_graph
         return made
 
     def like(self, values: torch.Tensor, cell: torch.Tensor) -> NormGradient:
-        """Make another of the same gradient, with the shape, device and dtype of `values`."""
+        """Make another one for the same gradient, with the shape, device and dtype of `values`."""
         zero = values.detach().as_strided((), ()) if values.numel() else values.new_zeros(())
         return self.of(zero, values.shape, self.number, self.generation, cell, self.of_graph)
 
@@ -134,7 +134,7 @@ class NormGradient(torch.Tensor):
             return _answer(func, args, kwargs, ours[0])
 
     def values(self) -> torch.Tensor:
-        """Zeros, and one element that is the norm: for functions that read."""
+        """Return zeros with one element that is the norm, for functions that read values."""
         values = torch.zeros(self.shape, dtype=torch.float32, device=self.device)
         if values.numel():
             values.view(-1)[0] = self.cell[0]
@@ -150,7 +150,7 @@ def _of_norms(values: Iterable[Any]) -> Iterable[NormGradient]:
 
 
 def _swapped(value: Any, change: Callable[[NormGradient], torch.Tensor]) -> Any:
-    """Return `value` with `change` of each of ours in the place of it."""
+    """Return `value` with each NormGradient in it replaced by `change` of it."""
     if isinstance(value, NormGradient):
         return change(value)
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
@@ -159,7 +159,7 @@ def _swapped(value: Any, change: Callable[[NormGradient], torch.Tensor]) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """Return a factor as torch takes it beside a row of two numbers."""
+    """Return a factor in a shape that torch can multiply with a row of two numbers."""
     plain = isinstance(value, torch.Tensor) and not isinstance(value, NormGradient)
     return value.reshape(()) if plain and value.numel() == 1 and value.dim() else value
 
@@ -198,7 +198,7 @@ def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ours: Norm
 
 
 def _keeps_norm(plain: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a product or power is of one gradient with itself."""
+    """Return whether a product or power squares one gradient."""
     if plain == "pow":
         return len(args) == 2 and args[1] == 2
     if plain not in ("mul", "dot", "vdot"):
@@ -214,7 +214,7 @@ def _norm(ours: NormGradient) -> torch.Tensor:
 
 
 def _is_scaling(plain: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether only numbers, or tensors of one element, stand beside gradients."""
+    """Return whether all other arguments are numbers or tensors of one element."""
     if not args or kwargs.get("rounding_mode") is not None or "out" in kwargs:
         return False
     first, *rest = [*args, *kwargs.values()]
@@ -257,7 +257,7 @@ def _scaled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: 
 
 
 def _refuse_pairs(function: str, given: list[Any]) -> None:
-    """Refuse another tensor beside one of ours, but in one list with it."""
+    """Refuse a plain tensor as another argument, except in one list with a NormGradient."""
     for value in given:
         group = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(one, NormGradient) for one in group):
@@ -308,7 +308,7 @@ def _check_order(function: str, order: Any, ours: NormGradient, kwargs: dict[str
 
 
 class _NoGraph(torch.autograd.Function):
-    """Passes values through, and raises where a gradient of them is asked for."""
+    """Passes values through, and raises if backward needs their gradient."""
 
     @staticmethod
     def forward(_ctx: Any, values: torch.Tensor, _anchor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The backward that gathers now: which thread runs it, and that it ends, also where it raises.
+"""The backward that gathers now: knows the thread that runs it, and notices its end or failure.
 
-Autograd runs a backward on the CPU in the thread that called it. Forwards of other threads leave it
-alone, backwards of other threads are refused while it lasts.
+Autograd runs a backward on the CPU in the thread that called it. Meanwhile forwards of other
+threads do not disturb it, and backwards of other threads raise InvalidArgument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluiceway.optim.common import torch_private
 
 
 class _HeldByAutograd:
-    """Called when a backward ends; gone before it was called if the backward raised."""
+    """Callback at the end of a backward; autograd drops it uncalled if the backward raises."""
 
     own: weakref.ref[_HeldByAutograd]
 
@@ -31,7 +31,7 @@ class _HeldByAutograd:
 
 
 class OneBackward:
-    """At most one backward at a time.
+    """Allows one backward at a time.
 
     Parameters
     ----------
@@ -43,30 +43,30 @@ class OneBackward:
         self._owner = owner
         self._held: weakref.ref[_HeldByAutograd] | None = None
         self._thread = 0
-        self._reserved = 0  # By a thread; 0: by none.
+        self._reserved = 0  # The thread that has reserved it, or 0.
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self._interruption: KeyboardInterrupt | None = None  # Came where it could not be raised.
+        self._interruption: KeyboardInterrupt | None = None  # Caught where it could not be raised.
 
     @property
     def is_open(self) -> bool:
         return self._held is not None
 
     def turn(self) -> AbstractContextManager[object]:
-        """Let one thread at a time look at what was gathered.
+        """Lock the gathered gradients for one thread at a time.
 
-        A forked child has one thread, and a copy of the lock that nobody may ever release.
+        A forked child has one thread and does not lock, as its copy of the lock may stay locked.
         """
         return self._lock if os.getpid() == self._process else nullcontext()
 
     def elsewhere(self) -> bool:
-        """Return whether another thread runs it."""
+        """Return whether another thread runs or has reserved the backward."""
         me = threading.get_ident()
         return (self.is_open and self._thread != me) or self._reserved not in (0, me)
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """Only this thread has backwards meanwhile."""
+        """Reserve backwards for this thread inside the block."""
         with self.turn():
             self.refuse_elsewhere("a calibration")
             self._reserved = threading.get_ident()
@@ -76,13 +76,13 @@ class OneBackward:
             self._reserved = 0
 
     def refuse_elsewhere(self, what: str) -> None:
-        """Raise where `what` is called while another thread runs it.
+        """Raise if another thread runs a backward while this one calls `what`.
 
         Raises
         ------
         InvalidArgument
         KeyboardInterrupt
-            Ctrl-C came while a backward that had raised was being ended.
+            Ctrl-C came during the cleanup of a backward that had raised.
         """
         if self._interruption and threading.current_thread() is threading.main_thread():
             interruption, self._interruption = self._interruption, None
@@ -90,26 +90,26 @@ class OneBackward:
         if self.elsewhere():
             raise InvalidArgument(
                 f"{self._owner}: {what} is called in {threading.current_thread().name} while "
-                "backward() runs in another thread, expected one after the other; hold a lock "
-                "around both"
+                "backward() runs in another thread; hold a lock around both, so that they run one "
+                "after the other"
             )
 
     def open(self, ended: Callable[[bool], None]) -> bool:
-        """A gradient is there; whether it is the first of its backward.
+        """Open a backward if this gradient is its first; returns whether it is.
 
         Parameters
         ----------
         ended : callable
-            Told when a backward that was opened has ended, and whether it raised, unless it was
-            forgotten.
+            Called when the opened backward has ended, with whether it raised. `forget()` cancels
+            the call.
 
         Raises
         ------
         InvalidArgument
-            A backward of another thread is under way.
+            A backward of another thread is running.
         """
         mine = self._held is not None and self._thread == threading.get_ident()
-        if mine and self._interruption is None:  # For all gradients but the first.
+        if mine and self._interruption is None:  # Every gradient after the first returns here.
             return False
         with self.turn():
             self.refuse_elsewhere("backward()")
@@ -124,12 +124,12 @@ class OneBackward:
                     except KeyboardInterrupt as interruption:
                         if not raised:
                             raise
-                        self._interruption = interruption  # A finaliser's caller hears nothing.
+                        self._interruption = interruption  # A finaliser cannot raise it.
                     finally:
                         self._held = None
 
-            # Called when this backward ends; once per segment under reentrant checkpointing, which
-            # then opens again.
+            # Called when this backward ends. Reentrant checkpointing calls it once per segment, and
+            # the next segment opens a backward again.
             end = torch.compiler.disable(end)
             held = _HeldByAutograd(end)
             self._held = held.own = weakref.ref(held, end)
@@ -137,5 +137,5 @@ class OneBackward:
             return True
 
     def forget(self) -> None:
-        """The next gradient opens another one, though this has not ended."""
+        """Let the next gradient open another backward although this one has not ended."""
         self._held = None

@@ -1,4 +1,4 @@
-"""AdamW on the device for what is not compressed: norms, biases, small weights."""
+"""AdamW on the device for ordinary parameters: norms, biases, small weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sluiceway.optim.common import torch_private
 
 
 def gradient_norms(gradients: Sequence[torch.Tensor], order: float = 2.0) -> torch.Tensor:
-    """Return the norm of each, in float64 on the host; not finite only where a gradient is not.
+    """Return each gradient's norm in float64 on the host, not finite only if the gradient is not.
 
-    Taken in float32, and once more in float64 where squares left its range, from 1.8e19 on. Each
-    time waits once for the device.
+    The norms are computed in float32, and again in float64 if squares overflow, from 1.8e19 on.
+    Each time waits once for the device.
     """
     if not gradients:
         return torch.zeros(0, dtype=torch.float64)
 
     def taken(dtype: torch.dtype) -> torch.Tensor:
-        # A kernel for many gradients, where one each would take longer to launch than to run.
+        # One kernel for many gradients, as one each would take longer to launch than to run.
         return torch.stack(torch_private.norms_of(list(gradients), order, dtype)).cpu()
 
     norms = taken(torch.float32)
@@ -44,7 +44,7 @@ class OrdinaryParameters:
     owner : str
         The optimizer's name, for errors.
     device : DeviceOps
-        Where they are.
+        The device of the parameters.
 
     Raises
     ------
@@ -88,8 +88,7 @@ class OrdinaryParameters:
         Raises
         ------
         InvalidArgument
-            A parameter, its gradient or its state is not what the kernel takes; nothing was
-            changed.
+            The kernel cannot take a parameter, its gradient or its state. The call changed nothing.
         """
         group_of = {id(p): group for group in groups for p in group["params"]}
         found = []
@@ -129,9 +128,9 @@ class OrdinaryParameters:
         Parameters
         ----------
         updates : list
-            What `updates()` found.
+            The result of `updates()`.
         states : mapping
-            torch's state by parameter: step, exp_avg, exp_avg_sq; begun here.
+            torch's state by parameter: step, exp_avg, exp_avg_sq; created here if empty.
         factor : float
             Unscaling and clipping in one number.
         """

@@ -17,24 +17,25 @@ from sluiceway.optim.common.in_flight import WeightsInFlight
 
 
 class ModelOwnership:
-    """Ends with `end()`, or with the last who refers to it.
+    """Owns a model until `end()`, or until the last reference to this object goes.
 
-    An optimizer refers to it, and so does whatever copied the attributes of one (Lightning's
-    wrapper does): neither has a finaliser of its own, so that no copy takes the hooks away.
+    An optimizer refers to it, and so does a copy of an optimizer's attributes (Lightning's wrapper
+    makes one). Neither has a finaliser of its own, so no copy can remove the hooks.
 
     Parameters
     ----------
     engine : object
-        Has `close(lent)`, and `finish(lent)`, which ends what is in flight while the weights are
-        certainly alive.
+        Has `close(lent)`, and `finish(lent)`, which ends the updates in flight while the weights
+        are certainly alive.
     give_back : ExitStack
-        Leaves the model as it was found.
+        Restores the model.
     in_flight : WeightsInFlight
-        Knows a forked child, which owns nothing.
+        Tells whether this process is a forked child, which owns nothing.
     lent : callable
-        What lanes may still use, kept for good where one is stuck. It must not hold the optimizer.
+        Lists the tensors that lanes may still use, which a stuck lane keeps for good. It must not
+        hold the optimizer.
     taken : list of torch.Tensor
-        The model's parameters that are trained or were frozen: no other optimizer may have them.
+        The model's parameters that the optimizer trains or has frozen, and no other may have.
     """
 
     def __init__(
@@ -54,21 +55,21 @@ class ModelOwnership:
         _open.add(self)
 
     def end(self) -> bool:
-        """Apply what is enqueued and give the model back; False if there is nothing to do.
+        """Apply all enqueued updates and restore the model; returns False if already done.
 
         Raises
         ------
         KeyboardInterrupt
-            Ctrl-C; nothing has ended.
+            Ctrl-C; the ownership goes on.
         Error
-            A lane failed, or is stuck; the model was given back.
+            A lane failed or is stuck. The model was restored.
         """
         if self.ended or self._in_flight.forked():
             return False
         try:
             self._engine.close(self._lent())
         except KeyboardInterrupt:
-            raise  # Nothing is lost: it is open, and may be closed again.
+            raise  # The optimizer is still open, and close() can be called again.
         except BaseException:
             self._let_go()
             raise
@@ -85,12 +86,12 @@ class ModelOwnership:
         self._in_flight.give_back()
 
     def finish(self) -> None:
-        """Do the rest of `end()` where nobody called it, while the weights are certainly alive.
+        """Do the work of `end()` if it was never called, while the weights are certainly alive.
 
         Raises
         ------
         Error
-            A lane is stuck; the model was given back.
+            A lane is stuck. The model was restored.
         """
         if self.ended or self._in_flight.forked():
             return
@@ -117,25 +118,25 @@ _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
 def hold(holder: Holder) -> None:
-    """Let `refuse_taken` ask `holder`, while there is one."""
+    """Let `refuse_taken` ask `holder` for the holder's lifetime."""
     _holders.add(holder)
 
 
 def refuse_taken(owner: str, wanted: list[tuple[str, torch.Tensor]]) -> None:
-    """Refuse parameters that another optimizer trains, or has frozen, until it is closed.
+    """Refuse parameters that another open optimizer trains or has frozen.
 
     Raises
     ------
     InvalidArgument
-        The first one is named.
+        Names the first such parameter.
     """
     if not any(_taken(wanted)):
         return
-    gc.collect()  # Perhaps nobody refers to it any more.
+    gc.collect()  # The other optimizer may be garbage already.
     for name in _taken(wanted):
         raise InvalidArgument(
-            f"{owner}: {name} belongs to another optimizer of this model that is still open, "
-            "expected one optimizer for a parameter; close() that one first"
+            f"{owner}: {name} belongs to another optimizer of this model that is still open; "
+            "close() that one first"
         )
 
 
@@ -144,7 +145,7 @@ def _taken(wanted: Iterable[tuple[str, torch.Tensor]]) -> Iterable[str]:
     return (name for name, p in wanted if any(other.has(p) for other in others))
 
 
-@atexit.register  # Later, while modules are torn down, nobody could be told of a stuck lane.
+@atexit.register  # Later, while Python tears modules down, a stuck lane could not be reported.
 def _finish_all() -> None:
     for ownership in list(_open):
         try:

@@ -15,7 +15,7 @@ from sluiceway.optim.common.ownership import refuse_taken
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether it is one number, of torch or numpy too; its spelling is none."""
+    """Return whether a value is one number, also of torch or numpy; a string is not."""
     try:
         float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -26,7 +26,7 @@ def _is_number(value: Any) -> bool:
 def check_number(
     owner: str, name: str, value: Any, high: float = math.inf, ends: str = "[]"
 ) -> None:
-    """Refuse what is no number between 0 and `high`; `ends` says whether they are in it."""
+    """Refuse a value that is no number between 0 and `high`; `ends` has the interval's brackets."""
     inside = (
         _is_number(value) and value >= 0 and (value <= high if ends[1] == "]" else value < high)
     )
@@ -36,8 +36,8 @@ def check_number(
         )
 
 
-# What torch's AdamW reads of a group beside its numbers, and the one value that there is here.
-# Others, `fused` or a scheduler's, change no result.
+# Switches of a group in torch's AdamW, and the one value of each that we support. Other entries,
+# `fused` or a scheduler's, change no result.
 _FIXED = {
     "maximize": False,
     "amsgrad": False,
@@ -47,13 +47,13 @@ _FIXED = {
 
 
 def check_kind(owner: str, group: dict[str, Any]) -> None:
-    """Refuse a group that asks for another kind of AdamW, and betas that are not two."""
+    """Refuse a group that asks for another kind of AdamW, and betas that are not two values."""
     for key, ours in _FIXED.items():
         value = group.get(key)
         if value is not None and bool(value) is not ours:
             raise InvalidArgument(
-                f"{owner}: {key} of a parameter group is {value!r}, expected {ours}, as there is "
-                "no other kind here; leave it out, or use torch.optim.AdamW"
+                f"{owner}: {key} of a parameter group is {value!r}, expected {ours}, the only "
+                "supported value; leave it out, or use torch.optim.AdamW"
             )
     try:
         _, _ = group.get("betas")
@@ -64,7 +64,7 @@ def check_kind(owner: str, group: dict[str, Any]) -> None:
 
 
 def check_group(owner: str, group: dict[str, Any]) -> None:
-    """Check the kind, and refuse what is no number; an odd number is a user's choice."""
+    """Check the kind, and refuse values that are no numbers; an odd number is the user's choice."""
     check_kind(owner, group)
     numbers = {key: group.get(key) for key in ("lr", "eps", "weight_decay")}
     numbers.update((f"betas[{i}]", beta) for i, beta in enumerate(group["betas"]))
@@ -77,7 +77,7 @@ def check_group(owner: str, group: dict[str, Any]) -> None:
 
 
 def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
-    """Refuse learning rates, betas, eps and weight decay that AdamW cannot have, and its kinds."""
+    """Refuse another kind of AdamW, and lr, betas, eps and weight decay out of AdamW's range."""
     check_number(owner, "lr", group.get("lr"))
     check_kind(owner, group)
     for index, beta in enumerate(group["betas"]):
@@ -89,12 +89,12 @@ def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
 def groups_of_model(
     owner: str, model: nn.Module, param_groups: Iterable[Any]
 ) -> list[dict[str, Any]]:
-    """The parameter groups as torch.optim takes them: dicts, parameters, or names and parameters.
+    """Return dicts for groups in any form of torch.optim: dicts, parameters, or named parameters.
 
     Raises
     ------
     InvalidArgument
-        Something in them is no parameter of the model.
+        The groups hold something other than parameters of the model.
     """
     of_model = {id(p) for p in model.parameters()}
     entries = list(param_groups)
@@ -120,7 +120,7 @@ def groups_of_model(
 
 
 def numbered_parameters(groups: list[dict[str, Any]]) -> list[torch.Tensor]:
-    """Parameters in the order in which torch numbers them in a state_dict."""
+    """Return the parameters in the order in which torch numbers them in a state_dict."""
     return [p for group in groups for p in group["params"]]
 
 
@@ -130,9 +130,9 @@ def choose_parameters(
     param_groups: Iterable[dict[str, Any]] | None,
     select: Callable[[Collection[int]], Selection],
 ) -> tuple[Selection, list[dict[str, Any]]]:
-    """Return what is trained, frozen or left alone, and the groups as torch.optim takes them.
+    """Sort the parameters into trained, frozen and left alone ones, and return groups of dicts.
 
-    Parameters of no group are left to others as they are.
+    Parameters in no group stay as they are.
 
     Parameters
     ----------
@@ -140,9 +140,9 @@ def choose_parameters(
         The optimizer's name, for errors.
     model : torch.nn.Module
     param_groups : iterable of dict, optional
-        As torch's; default is one group of everything.
+        Groups as in torch; default is one group of all parameters.
     select : callable
-        Sorts the parameters that have one of these id().
+        Sorts the parameters that have one of the given id().
 
     Raises
     ------
@@ -171,15 +171,15 @@ def select_compressed(
 ) -> Selection:
     """Sort the parameters that have an id() in `wanted`.
 
-    Embeddings and head are frozen unless the options say otherwise; but where a user wrote the
-    groups, what stands in them is trained, as it is by torch's optimizers, embeddings and head
-    through the identity codec.
+    Embeddings and head are frozen unless the options say otherwise. If the user wrote the groups,
+    all their parameters are trained, as with torch's optimizers, embeddings and head through the
+    identity codec.
 
     Parameters
     ----------
     options : SubspaceOptions
     written : bool
-        Whether there are groups, and they are a user's choice of what to train.
+        Whether the user chose by groups what to train.
 
     Raises
     ------
@@ -195,19 +195,19 @@ def select_compressed(
 def _refuse_contradiction(
     owner: str, model: nn.Module, options: Any, named: Collection[int]
 ) -> None:
-    """Refuse embeddings that a user asked for twice, to be trained and to be frozen."""
+    """Refuse embeddings that the user asked both to train and to freeze."""
     if options.embeddings != "frozen" or "embeddings" not in options.model_fields_set:
         return
     for name, parameter in embedding_parameters(model):
         if id(parameter) in named:
             raise InvalidArgument(
-                f"{owner}: {name} is in param_groups, but embeddings='frozen', expected one of the "
-                "two; leave it out of the groups, or leave embeddings= out to train it"
+                f"{owner}: {name} is in param_groups, but embeddings='frozen'; "
+                "leave it out of the groups, or leave embeddings= out to train it"
             )
 
 
 def check_model(owner: str, model: Any) -> None:
-    """Refuse what torch's own optimizers take in the place of a model."""
+    """Refuse a model that is no module, for example parameters, or has parameters without shape."""
     if not isinstance(model, nn.Module):
         raise InvalidArgument(
             f"{owner}: model is a {type(model).__name__}, expected the torch.nn.Module itself, "
@@ -217,6 +217,5 @@ def check_model(owner: str, model: Any) -> None:
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise InvalidArgument(
-                f"{owner}: {name} has no shape yet, expected one; run a forward before the "
-                "optimizer is made"
+                f"{owner}: {name} has no shape yet; run a forward before you make the optimizer"
             )

@@ -1,7 +1,7 @@
-"""The parts of a state_dict that all engines share: taking, checking and putting back.
+"""Takes, checks and restores the parts of a state_dict that all engines share.
 
-A state is checked as a whole before anything is put back, so that a broken one changes nothing and
-no second copy is needed to undo it.
+All checks come before anything is restored, so that a broken state changes nothing and no second
+copy is needed to undo it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 
 
-# A parameter without dimensions has moments without dimensions; any other such tensor is a number.
+# A 0-d parameter has 0-d moments; any other 0-d tensor is a number.
 _MAY_HAVE_NO_DIMENSIONS = ("exp_avg", "exp_avg_sq", "master")
 
 
 def plain_state(state_dict: Any, *, to_host: bool) -> Any:
-    """Return a state in dicts and lists alone; nothing is copied that need not be.
+    """Return a state in plain dicts and lists, with as few copies as possible.
 
-    What is no mapping is returned as it is, for the checks to refuse. Groups of parameters keep
-    their lists and tuples, as torch hands them out.
+    A value that is no mapping comes back as it is, for the checks to refuse. Parameter groups keep
+    the lists and tuples of torch.
 
     Parameters
     ----------
     state_dict : mapping
     to_host : bool
-        Whether tensors on other devices are copied to the host.
+        Whether to copy tensors on other devices to the host.
     """
     if not isinstance(state_dict, Mapping):
         return state_dict
@@ -88,11 +88,11 @@ STATE_KEY = "sluiceway"
 _FORMAT = 1
 _COUNTS = ("committed_steps", "skipped_steps")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_SLICES = "slices"  # Of a batch: the state of each, in order.
+_SLICES = "slices"  # The states of a batch's slices, in order.
 
 
 def frame_of(optimizer: EngineOptimizer) -> dict[str, Any]:
-    """Return what a state holds beside parameters, their groups, and the engine's own entries."""
+    """Return the entries of a state that all engines share, without parameters and groups."""
     return {
         "format": _FORMAT,
         "names": optimizer.of_engine.names,
@@ -103,7 +103,7 @@ def frame_of(optimizer: EngineOptimizer) -> dict[str, Any]:
 
 
 def parameter_state(optimizer: EngineOptimizer, index: int) -> dict[str, Any]:
-    """Return the state of one compressed weight; of a batch, that of each slice."""
+    """Return the state of one compressed weight; for a batch, the state of each slice."""
     states = [optimizer.engine.weight_state(n) for n in optimizer.of_engine.numbers(index)]
     return {_SLICES: states} if optimizer.weights[index].is_batch else states[0]
 
@@ -111,7 +111,7 @@ def parameter_state(optimizer: EngineOptimizer, index: int) -> dict[str, Any]:
 def engine_states(
     optimizer: EngineOptimizer, states: dict[int, dict[str, Any]]
 ) -> Iterator[tuple[int, Any]]:
-    """Number in the engine, and state, of each of its weights.
+    """Yield each of the engine's weights as its number and its state.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def check_frame(optimizer: EngineOptimizer, state_dict: dict[str, Any]) -> None:
     Raises
     ------
     InvalidArgument
-        The first difference is named.
+        Names the first difference.
     """
     check_entries("the state_dict", state_dict, ())
     saved = state_dict.get(STATE_KEY)
@@ -200,7 +200,7 @@ def _check_loss_scale(saved: Any) -> None:
 
 
 def _check_ordinary(optimizer: EngineOptimizer, states: dict[int, dict[str, Any]]) -> None:
-    """Refuse states of parameters that there are not, and moments that are not of theirs."""
+    """Refuse states of missing parameters, and moments that do not fit their parameters."""
     parameters, compressed = (
         numbered_parameters(optimizer.param_groups),
         optimizer.numbered_weights(),
@@ -211,7 +211,7 @@ def _check_ordinary(optimizer: EngineOptimizer, states: dict[int, dict[str, Any]
             f"{len(parameters) - 1}"
         )
     for number, values in states.items():
-        if number in compressed or values == {}:  # Nothing: no step has had a gradient of it.
+        if number in compressed or values == {}:  # Empty if it had a gradient in no step.
             continue
         name = f"parameter {number}"
         check_entries(f"the state of {name}", values, ("step", *_MOMENTS))
@@ -221,7 +221,7 @@ def _check_ordinary(optimizer: EngineOptimizer, states: dict[int, dict[str, Any]
 
 
 def check_moment(what: str, found: Any, shape: tuple[int, ...]) -> None:
-    """Refuse what is not a float32 tensor of this shape."""
+    """Refuse a value that is not a float32 tensor of this shape."""
     if not isinstance(found, torch.Tensor):
         raise InvalidArgument(f"load_state_dict: {what} is {found!r}, expected a tensor")
     if tuple(found.shape) != shape:
@@ -236,9 +236,9 @@ def check_moment(what: str, found: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_settings(caller: str, saved: dict[str, Any], here: dict[str, Any]) -> None:
-    """Refuse a state that was saved with other settings than these; `caller` starts the text."""
+    """Refuse a state that was saved with other settings; the error text begins with `caller`."""
     odd = [name for name, value in here.items() if saved.get(name) != value]
-    odd = [name for name in odd if name in saved] or odd  # The others follow from these.
+    odd = [name for name in odd if name in saved] or odd  # Differences in others follow from these.
     if odd:
         found = "; ".join(
             f"{name} was {saved.get(name)!r} when it was saved, here it is {here[name]!r}"
@@ -249,7 +249,7 @@ def check_settings(caller: str, saved: dict[str, Any], here: dict[str, Any]) -> 
 
 
 def check_entries(what: str, found: Any, expected: Sequence[str]) -> None:
-    """Refuse what is no dictionary, and one in which a key is missing."""
+    """Refuse a value that is no dict or lacks one of the expected keys."""
     if not isinstance(found, dict):
         raise InvalidArgument(f"load_state_dict: {what} is {found!r}, expected a dict")
     for key in expected:
@@ -260,7 +260,7 @@ def check_entries(what: str, found: Any, expected: Sequence[str]) -> None:
 
 
 def restore_frame(optimizer: EngineOptimizer, state_dict: dict[str, Any]) -> None:
-    """Put back what `check_frame` has checked, and the states of parameters on the device."""
+    """Restore the entries that `check_frame` has checked, and the states of ordinary parameters."""
     saved, compressed = state_dict[STATE_KEY], optimizer.numbered_weights()
     parameters = numbered_parameters(optimizer.param_groups)
     optimizer.state.ordinary.clear()

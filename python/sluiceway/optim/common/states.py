@@ -1,9 +1,9 @@
-"""`opt.state` as torch's users know it, and hooks that see whole states.
+"""`opt.state` as in torch, and hooks that see whole states.
 
-`opt.state` has ordinary states as torch keeps them, and those of compressed weights, which are the
-engine's. An entry of a compressed weight is made when it is asked for: a dict of copies on the
-host. What is changed in it, assigned to it or deleted goes back to the engine before the next
-backward, so that loops over `opt.state` do what they do with torch's optimizers.
+`opt.state` has ordinary states as in torch, and states of compressed weights, which the engine
+keeps. Reading the entry of a compressed weight makes it: a dict of copies on the host. Values that
+you change in it, assign or delete go back to the engine before the next backward, so loops over
+`opt.state` do what they do with torch's optimizers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COUNTS = ("step", "residual_step")
 
 
 class _Handed(NamedTuple):
-    """An entry that somebody may have, the engine's states, and what the entry held."""
+    """An entry that the user may hold, the engine's states, and the entry's first contents."""
 
     entry: dict[str, Any]
     states: list[dict[str, Any]]
@@ -43,8 +43,8 @@ class EngineStates(MutableMapping):
     optimizer : EngineOptimizer
         Held weakly.
     keep : bool
-        Whether all entries that were handed out stay live until the next backward; else the last
-        one alone, as all of them would not fit into memory.
+        If True, all entries handed out stay live until the next backward. If False, only the last
+        one does, as all of them would not fit into memory.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class EngineStates(MutableMapping):
         self._numbers = {id(p): number for number, p in enumerate(self._parameters)}
         self._handed: dict[int, _Handed] = {}
         self.ordinary: dict[Any, Any] = {}
-        self.hidden = False  # Entries of compressed weights, while torch's own functions iterate.
+        self.hidden = False  # Hides entries of compressed weights while torch's functions iterate.
 
     # ---- Entries of compressed weights ----
 
@@ -67,7 +67,7 @@ class EngineStates(MutableMapping):
         return not self.hidden and optimizer is not None and optimizer.has_states()
 
     def _number(self, key: Any) -> int | None:
-        """The number of a compressed weight that has a state."""
+        """Return the number of a compressed weight that has a state, else None."""
         number = self._numbers.get(id(key))
         return number if number is not None and self._engine_has_states() else None
 
@@ -83,12 +83,12 @@ class EngineStates(MutableMapping):
         return self._handed[number].entry
 
     def take_back(self) -> None:
-        """Give the engine what was changed in entries; whoever has one has a copy from now on.
+        """Give the engine the changed entries; all entries handed out are mere copies from now on.
 
         Raises
         ------
         InvalidArgument
-            Gradients are gathered, or something that was assigned is no state of its weight.
+            Gradients are gathered, or an assigned value does not fit its weight.
         """
         handed, self._handed = self._handed, {}
         optimizer = self._optimizer()
@@ -109,16 +109,16 @@ class EngineStates(MutableMapping):
             optimizer.take_engine_states(number, new)
 
     def drop_entries(self) -> None:
-        """Forget what was handed out: other states have taken the place."""
+        """Forget all entries handed out, because other states were loaded."""
         self._handed = {}
 
-    # ---- A mapping; an entry is begun when it is asked for, as torch's are ----
+    # ---- A mapping that creates a missing entry when it is read, as in torch ----
 
     def __getitem__(self, key: Any) -> Any:
         number = self._number(key)
         if number is not None:
             return self._entry(number)
-        if id(key) in self._numbers:  # Not trained yet, or closed.
+        if id(key) in self._numbers:  # The weight is not trained yet, or the optimizer is closed.
             return {}
         return self.ordinary.setdefault(key, {})
 
@@ -136,7 +136,7 @@ class EngineStates(MutableMapping):
         if number is None:
             del self.ordinary[key]
             return
-        self._entry(number).clear()  # An empty entry is that of a weight without steps.
+        self._entry(number).clear()  # An empty entry means a weight without steps.
         if not self._keep:
             self.take_back()
 
@@ -171,7 +171,7 @@ class EngineStates(MutableMapping):
             del self[key]
 
     def replace(self, states: Any) -> None:
-        """Do what assigning `opt.state` does."""
+        """Replace all states, when the user assigns `opt.state`."""
         if states is not self:
             states = dict(states)
             self.clear()
@@ -188,7 +188,7 @@ class EngineStates(MutableMapping):
 
 
 def _shown(states: list[dict[str, Any]], is_batch: bool) -> dict[str, Any]:
-    """Make an entry: counts, and float32 tensors; of a batch one for all of its slices."""
+    """Make an entry of counts and float32 tensors; a batch has one entry for all its slices."""
     entry: dict[str, Any] = {}
     for key in (key for key in (*_COUNTS, *_TENSORS) if key in states[0]):
         values = [state[key] for state in states]
@@ -203,7 +203,7 @@ def _shown(states: list[dict[str, Any]], is_batch: bool) -> dict[str, Any]:
 
 
 def _seen(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return counts and checksums of an entry, which tell whether it was changed."""
+    """Return counts and checksums of an entry, to detect changes."""
     return {
         key: (value.dtype, value.shape, _core.bits_checksum(value.detach().cpu()))
         if isinstance(value, torch.Tensor)
@@ -239,10 +239,10 @@ def _taken(
 
 
 class StateHooks(torch.optim.Optimizer):
-    """An optimizer whose states have more than torch's: hooks of states see all of it.
+    """An optimizer whose state hooks see the whole state, which is more than torch's part.
 
-    torch would call them with what it knows itself. Here they are kept apart, and a subclass calls
-    them around the whole state.
+    torch would call the hooks with its own part of the state. This class keeps them apart, and a
+    subclass calls them around the whole state.
     """
 
     def _hooks_of(self, kind: str) -> OrderedDict[int, Callable[..., Any]]:
@@ -271,13 +271,13 @@ class StateHooks(torch.optim.Optimizer):
     def register_load_state_dict_pre_hook(
         self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
-        """Call `hook(optimizer, state_dict)` before a load; what it returns is loaded instead."""
+        """Call `hook(optimizer, state_dict)` before a load; it may return another state to load."""
         return self._register("loads", hook, prepend)
 
     def register_load_state_dict_post_hook(
         self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
-        """Call `hook(optimizer)` after all of a state was loaded."""
+        """Call `hook(optimizer)` after the whole state was loaded."""
         return self._register("loaded", hook, prepend)
 
     def _before_save(self) -> None:
@@ -285,14 +285,14 @@ class StateHooks(torch.optim.Optimizer):
             hook(self)
 
     def _changed_by(self, kind: str, state_dict: Any) -> Any:
-        """Return the state as the hooks of a kind leave it."""
+        """Return the state after all hooks of a kind have seen it."""
         for hook in list(self._hooks_of(kind).values()):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         return state_dict
 
     def _before_load(self, state_dict: Any) -> Any:
-        """Return the state to load; hooks get a shallow copy, as torch's do."""
+        """Return the state to load; hooks get a shallow copy, as in torch."""
         is_dict = isinstance(state_dict, dict)
         return self._changed_by("loads", state_dict.copy() if is_dict else state_dict)
 

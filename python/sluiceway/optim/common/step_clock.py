@@ -1,4 +1,4 @@
-"""Times and counts of one optimizer step, in the units of the run folder."""
+"""Measures times and counts of each optimizer step, in the units of the run folder."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sluiceway.machine.device_ops import DeviceOps
 class StepClock:
     """Measures from the end of one step() to the end of the next.
 
-    A device says when a backward was done as soon as it is asked after it: at once on the host
-    device, with a later backward on a GPU, for which nobody waits.
+    The time of a backward is known at once on the host device, and with a later backward on a GPU,
+    since the clock never waits for the GPU.
 
-    Bytes are counted where they cross, so a step's line holds what crossed between its two ends;
-    the last update of a run crosses after the last step. So with stalls: on a GPU a line has those
-    that the device has come through, and a later one the rest.
+    Bytes are counted when they cross, so a step's line has the bytes that crossed between its two
+    ends; the last update of a run crosses after the last step. Likewise on a GPU a step's line has
+    the stalls that the device has finished, and a later line has the rest.
 
     Parameters
     ----------
     engine : SubspaceEngine or OffloadEngine
     device : DeviceOps
     resident_bytes : int
-        Of the model, which the engine has reserved on the device tier.
+        Bytes of the model, which the engine has reserved on the device tier.
     """
 
     def __init__(self, engine: Any, device: DeviceOps, resident_bytes: int) -> None:
@@ -35,27 +35,27 @@ class StepClock:
         counted = device.allocated_bytes() >= resident_bytes
         self._counted_twice = resident_bytes if counted else 0
         self._last_end = time.perf_counter()
-        # Marks of passes whose times are not known yet; the last known one, by the trace's clock.
+        # Marks of passes with unknown times, and the last mark whose time on the trace is known.
         self._passes: deque[tuple[Any, Any, Any]] = deque()
         self._known, self._known_us = device.mark(), _core.now_us()
         self._norm = 0.0
         self._seconds = 0.0
-        self.raw: dict[str, Any] = engine.take_stats()  # Of the last step, the engine's own too.
+        self.raw: dict[str, Any] = engine.take_stats()  # The engine's numbers of the last step.
 
     def backward(self, forward_began: Any, backward_began: Any) -> None:
-        """A backward ended: the cost model is told how long the device took, once that is known.
+        """Count a backward that ended; the cost model gets its device time once that is known.
 
         Parameters
         ----------
         forward_began, backward_began : object
-            Marks of the device; None for a forward that nobody saw.
+            Marks of the device; None for a forward that was not seen.
         """
         began = backward_began if forward_began is None else forward_began
         self._passes.append((began, backward_began, self._device.mark()))
         self._note_passes()
 
     def _note_passes(self) -> None:
-        """Tell the engine the times of every pass that the device is through with."""
+        """Tell the engine the times of every pass that the device has finished."""
         between = self._device.us_between
         while self._passes:
             forward_began, backward_began, ended = self._passes[0]
@@ -80,9 +80,9 @@ class StepClock:
         self.raw = self._engine.take_stats()
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of the last step; keys and units of a line of metrics.jsonl."""
+        """Return the last step's numbers with the keys and units of a line of metrics.jsonl."""
         raw, peak = self.raw, self.raw["peak_bytes"]
-        # A gradient that waits for step() is torch's, and reserved by the engine beside it.
+        # torch allocated a gradient that waits for step(), and the engine has reserved it as well.
         counted_twice = self._counted_twice + raw.get("held_bytes", 0)
         device = peak["device"] - counted_twice + self._device.peak_bytes()
         return {

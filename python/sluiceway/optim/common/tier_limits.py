@@ -1,4 +1,4 @@
-"""Limits of each tier: what the budget gives, else what the machine has."""
+"""Limits of each tier: the budget if given, else the machine's memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
 from sluiceway.machine.placement import Placement, is_here
 
 _HOST = HostOps()
-_MOST_LANE_THREADS = 8  # Which read and write as fast as the memory of a desktop's processor gives.
-_OTHER_THREADS = 2  # The program's own, and autograd's.
+_MOST_LANE_THREADS = 8  # Enough to saturate the memory of a desktop's processor.
+_OTHER_THREADS = 2  # The main thread, and autograd's thread.
 
 
 def device_limit(given: int | None, device: DeviceOps = _HOST) -> int:
-    """Bytes of the device tier: what the budget gives, else what the device has to offer."""
+    """Return the bytes of the device tier: the budget if given, else the device's offer."""
     return device.offered_bytes() if given is None else given
 
 
 def planned_device_limit(given: int | None, placement: Placement) -> int | None:
-    """Return that limit for a plan; None for another machine's device without a budget."""
+    """Return the device limit for a plan; None for another machine's device without a budget."""
     return device_limit(given, ops_on(placement.device)) if is_here(placement.name) else given
 
 
 def tier_limits(budget: Budget | None, device: DeviceOps = _HOST) -> list[int | None]:
-    """Bytes for device, host, pinned, disk; the host's are half of its memory by default."""
+    """Return the bytes of device, host, pinned and disk; host defaults to half of its memory."""
     given = budget or Budget()
     memory = _HOST.offered_bytes()
     host, pinned = (memory if tier is None else tier for tier in (given.host, given.pinned))
@@ -36,7 +36,7 @@ def tier_limits(budget: Budget | None, device: DeviceOps = _HOST) -> list[int | 
 
 
 def lane_threads(asked: Literal["auto"] | int, compute: _core.Stream, pinned: bool) -> int:
-    """Threads that share AdamW on the host; pinned: the lanes have one core.
+    """Return the number of threads that share AdamW on the host; 1 if `pinned` to one core.
 
     On the host device the model computes on the same cores.
     """
@@ -48,7 +48,7 @@ def lane_threads(asked: Literal["auto"] | int, compute: _core.Stream, pinned: bo
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of the model's parameters and buffers, each storage once."""
+    """Return the bytes of the model's parameters and buffers; each storage counts once."""
     seen = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         storage = tensor.untyped_storage()

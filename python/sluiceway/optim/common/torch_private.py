@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 # 1. torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction,
 #    torch._C._is_torch_function_enabled()
 #
-# For:     a look at a parameter or a `.grad` whose class answers torch's functions itself.
-# Without: each of our own looks would wait for an update that is in flight.
+# For:     reading attributes of a parameter or `.grad` whose class answers torch's functions.
+# Without: each of our own reads would wait for an update that is in flight.
 
 
 def asking_no_class() -> AbstractContextManager[Any]:
@@ -48,7 +48,7 @@ NO_BACKWARD = -1
 
 
 def running_backward() -> int:
-    """Number of the backward that this thread runs, or `NO_BACKWARD`."""
+    """Return the number of the backward that this thread runs, or `NO_BACKWARD`."""
     return torch._C._current_graph_task_id()
 
 
@@ -59,18 +59,18 @@ def running_backward() -> int:
 
 
 def backward_reaches(node: Any) -> bool:
-    """Return whether the backward that runs comes to this node of autograd."""
+    """Return whether the running backward reaches this node of autograd."""
     return torch._C._will_engine_execute_node(node)
 
 
 # 4. Variable._execution_engine.queue_callback(), which FSDP and DDP use too
 #
 # For:     the end of a backward, when the norm of its gradients is put into `.grad`.
-# Without: nothing could stand in `.grad` before `step()`, so torch could clip nothing.
+# Without: `.grad` would be empty before `step()`, so torch could clip nothing.
 
 
 def when_backward_ends(call: Callable[[], None]) -> None:
-    """Call `call` when the backward that runs has ended; autograd drops it where that raised."""
+    """Call `call` when the running backward has ended; autograd drops it if the backward raised."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
@@ -81,7 +81,7 @@ def when_backward_ends(call: Callable[[], None]) -> None:
 
 
 def is_transformed() -> bool:
-    """Return whether `torch.func` is at work, or a forward derivative."""
+    """Return whether a transform of `torch.func` or a forward derivative is running."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return transformed or torch.autograd.forward_ad._current_level >= 0
 
@@ -143,7 +143,7 @@ def of_class(kind: type[torch.Tensor], tensor: torch.Tensor) -> Any:
 
 
 def has_compiled() -> bool:
-    """Whether this process has compiled anything; imports Dynamo, as every torch optimizer does."""
+    """Return whether this process has compiled anything; imports Dynamo like torch's optimizers."""
     import torch._dynamo
 
     return torch._dynamo.convert_frame.FRAME_COUNTER > 0
@@ -166,25 +166,26 @@ def dynamo_is_loaded() -> bool:
 
 # 9. Tensor._backward_hooks, Tensor._post_accumulate_grad_hooks
 #
-# For:     hooks of others: they see a gradient before ours takes it, or find `.grad` empty.
+# For:     other hooks, which see a gradient before ours takes it, or find `.grad` empty.
 # Without: a fused layer would skip hooks of its weight, and an optimizer that runs in backward
 #          would see None without a word.
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
-    """Return whether somebody gets the gradient of a parameter before it is accumulated."""
+    """Return whether a hook gets the gradient of a parameter before it is accumulated."""
     return bool(parameter._backward_hooks)
 
 
 def accumulation_hooks(parameter: torch.Tensor) -> list[int]:
-    """Return the numbers of the hooks behind the accumulation, in the order of registration."""
+    """Return the numbers of the hooks after the accumulation, in the order of registration."""
     return list(parameter._post_accumulate_grad_hooks or ())
 
 
 # 10. Tensor._version
 #
 # For:     whether a tensor was written to since it was seen.
-# Without: offload and zo would miss weights that others change; projected inputs could be stale.
+# Without: offload and zo would miss weights that other code changes; projected inputs could be
+#          stale.
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -194,8 +195,8 @@ def version(tensor: torch.Tensor) -> int:
 
 # 11. Tensor._cdata
 #
-# For:     torch.utils.swap_tensors(), which leaves a parameter with the inside of another tensor.
-# Without: our hooks would be with the old inside, and the weight would not be trained.
+# For:     torch.utils.swap_tensors(), which gives a parameter the C++ tensor of another one.
+# Without: our hooks would stay with the old C++ tensor, and the weight would not be trained.
 
 
 def inside(tensor: torch.Tensor) -> int:
@@ -205,8 +206,8 @@ def inside(tensor: torch.Tensor) -> int:
 
 # 12. Module._parameters
 #
-# For:     the parameters that a module holds itself, read without whatever its dict does when it
-#          is asked: some libraries put dicts of their own there.
+# For:     the parameters that a module holds itself, read past any special dict: some libraries
+#          put dicts of their own there.
 # Without: `named_parameters(recurse=False)` reads the same, through such a dict.
 
 
@@ -217,12 +218,12 @@ def held_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 # 13. DistributedDataParallel._active_ddp_module, Module._is_fsdp_managed_module
 #
-# For:     a wrapper that came around the model after the optimizer was made.
-# Without: ranks would drift apart without a word; the process group alone tells, of several ranks.
+# For:     a wrapper put around the model after the optimizer was made.
+# Without: ranks would drift apart silently; only the process group would reveal several ranks.
 
 
 def runs_inside_ddp() -> bool:
-    """Return whether a forward inside of DistributedDataParallel is under way."""
+    """Return whether a forward inside of DistributedDataParallel is running."""
     return DistributedDataParallel._active_ddp_module is not None
 
 
@@ -249,7 +250,7 @@ def norms_of(tensors: list[torch.Tensor], order: float, dtype: torch.dtype) -> l
 
 
 def reshaped(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a new tensor in another shape, with the storage of one that nobody uses any more."""
+    """Return a new tensor in another shape, with the storage of one that is no longer used."""
     return torch.ops.aten._unsafe_view(tensor, shape)
 
 
@@ -281,4 +282,4 @@ def _functions_that_only_look() -> frozenset[Any]:
 
 
 LOOKS = _functions_that_only_look()
-"""Functions that look at the gradient, the shape or the like of a tensor, and at no value."""
+"""Functions that read the gradient, the shape or the like of a tensor, but no value."""

@@ -1,1 +1,1 @@
-"""OffloadAdamW: AdamW whose states lie in a store, on disk or in host memory."""
+"""OffloadAdamW: AdamW that keeps its states in a store, on disk or in host memory."""

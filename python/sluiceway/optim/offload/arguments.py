@@ -1,4 +1,4 @@
-"""From the options of OffloadAdamW to its engine."""
+"""Options of OffloadAdamW, and the engine that they describe."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from sluiceway.optim.offload.spill_choice import (
 from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for
 
-_CHUNK_STEP = 8192  # Bytes; whole blocks of 16-bit gradients.
-MASTER_BYTES = 4  # Of an element of the streams that `chunk` counts.
+_CHUNK_STEP = 8192  # In bytes, so that a chunk's 16-bit gradients fill whole blocks.
+MASTER_BYTES = 4  # Bytes per element of the streams that `chunk` counts.
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
-    """What OffloadAdamW takes by name."""
+    """Options that OffloadAdamW takes by name."""
 
-    # The norm of several backwards is read back for whoever asks `.grad`; a run knows that
-    # nobody does.
+    # After several backwards the norm is read back for code that reads `.grad`; a run has no such
+    # code.
     exact_norm: bool = option(True, "", alias="_exact_norm")
-    # Whether a speculative step keeps its gradients where nobody clips inside step(): others may
-    # scale them, or change the learning rate behind the backward.
+    # Whether a speculative step without max_norm keeps its gradients, since other code may scale
+    # them, or change the learning rate after the backward.
     redo: bool = option(True, "", alias="_redo", to=["engine"])
-    rates: Rates = option(ORDINARY, "", alias="_rates")  # That `spill` is chosen by.
+    rates: Rates = option(ORDINARY, "", alias="_rates")  # The rates that decide `spill`.
 
 
 def resolve_gradients(choice: str, model: nn.Module, autocast: torch.dtype | None = None) -> str:
-    """What "auto" stands for: the type of what is computed in 16 bit, else fp32.
+    """Resolve gradients="auto" to the 16-bit type that the model computes in, or to fp32.
 
     Parameters
     ----------
     choice : str
         The option `gradients`.
     model : torch.nn.Module
-        A trained parameter of 16 bits decides.
+        Its first trained parameter of 16 bits decides, if it has one.
     autocast : torch.dtype, optional
-        What the model computes in, if it is known.
+        The type that the model computes in, if known.
     """
     if choice != "auto":
         return choice
@@ -65,29 +65,29 @@ def resolve_gradients(choice: str, model: nn.Module, autocast: torch.dtype | Non
 
 
 def resolve_policy(options: OffloadOptions) -> str:
-    """What "auto" stands for."""
+    """Resolve policy="auto"."""
     return "spill" if options.policy == "auto" else options.policy
 
 
 def _check_gradients(owner: str, weights: list[CompressedWeight], gradients: str) -> None:
-    """A gradient is kept in the type of its 16-bit weight; the engine has one type for all."""
+    """Refuse 16-bit weights of a type other than `gradients`, which is one type for all."""
     dtypes = {w.name: w.parameter.dtype for w in weights}
     narrow = {name: _NAMES[dtype] for name, dtype in dtypes.items() if dtype.itemsize == 2}
     if len(set(narrow.values())) > 1:
         raise InvalidArgument(
-            f"{owner}: weights are bf16 and fp16, expected one 16-bit type, beside fp32 or alone; "
+            f"{owner}: weights are bf16 and fp16, expected one 16-bit type, with or without fp32; "
             "cast them to one"
         )
     for name, kind in narrow.items():
         if kind != gradients:
             raise InvalidArgument(
-                f"{owner}: {name} is {kind} and gradients are kept as {gradients}, expected "
-                f"{kind}; say gradients={kind!r}"
+                f"{owner}: {name} is {kind} and needs {kind} gradients, but these are kept as "
+                f"{gradients}; set gradients={kind!r}"
             )
 
 
 def chunk_elements(owner: str, chunk: int) -> int:
-    """Numbers in a chunk of so many bytes."""
+    """Return the number of elements in a chunk of `chunk` bytes."""
     if chunk <= 0 or chunk % _CHUNK_STEP:
         raise InvalidArgument(
             f"{owner}: chunk is {chunk} bytes, expected a multiple of {_CHUNK_STEP}"
@@ -102,14 +102,14 @@ def open_engine(
     options: OffloadArguments,
     compute: _core.Stream,
 ) -> tuple[_core.OffloadEngine, SpillChoice]:
-    """Build the engine that the options describe; its store is opened, or made.
+    """Build the engine that the options describe, and open its store or create it.
 
-    Its device is that of `compute`. It comes with what waits for updates of compressed weights.
+    The engine uses the device of `compute`. Returns the engine, and the resolved option `spill`.
 
     Raises
     ------
     InvalidArgument, IoError, OutOfMemory, Corrupt, Unavailable
-        Nothing was made.
+        The call made nothing.
     """
     link, pin = options.link, options.pin or (-1, -1)
     gradients = resolve_gradients(options.gradients, model)

@@ -1,7 +1,7 @@
-"""Which gradients of OffloadAdamW cross the link compressed, and as what.
+"""Chooses the gradients of OffloadAdamW that cross the link compressed, and describes them.
 
-Matrices of linear layers do that have chunks of the store to themselves; all others cross whole,
-and are trained like them.
+Gradients of linear layers' matrices cross as cores if the matrix has chunks of the store to itself.
+All other gradients cross whole. Both kinds train in the same way.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _SHARES = "matrices of less than half a chunk"
 
 
 def target_of(options: OffloadOptions) -> str | Sequence[str] | None:
-    """What `select_whole` is asked for: the weights that the codec may have, None without one."""
+    """Return the target for `select_whole`, the weights for the codec; None without a codec."""
     return None if options.codec == "identity" else options.target
 
 
 def core_options(options: OffloadOptions, seed: int, spill: str = "gradient") -> _core.CoreOptions:
-    """What the compiled module is told of cores: plans and engines say the same.
+    """Build the options of cores for the compiled module; plans and engines share them.
 
-    `spill` is what the option stands for.
+    `spill` is the resolved option.
     """
     settled = {"d": options.d or 0, "seed": seed, "spill": spill}
     return _core.CoreOptions(**options.keywords_for("weight") | settled)
 
 
 def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:
-    """Name, shape and dtype of each, and whether its gradient may cross as a core."""
+    """Return each weight's name, shape and dtype, and whether its gradient may cross as a core."""
     return [_core.TensorSpec(w.name, w.parameter.detach(), not w.identity) for w in weights]
 
 
 def core_settings(optimizer: OffloadAdamW) -> dict[str, Any]:
-    """What of this a run cannot go on without, the codec first; plain values."""
+    """Return the settings that a resumed run must share, as plain values, the codec first."""
     options = optimizer.options
     if options.codec == "identity":
         return WHOLE
@@ -50,11 +50,11 @@ def core_settings(optimizer: OffloadAdamW) -> dict[str, Any]:
 
 
 WHOLE = {"codec": "identity"}
-"""The settings of a state that does not speak of them."""
+"""The settings of a state that was saved without any."""
 
 
 def core_groups(optimizer: OffloadAdamW) -> list[dict[str, Any]]:
-    """Weights of one shape whose gradients cross as cores as one entry, in the model's order."""
+    """List weights whose gradients cross as cores, one entry per shape, in the model's order."""
     groups: dict[tuple[int, ...], dict[str, Any]] = {}
     for one in optimizer.describe():
         core, shape = [one["core_rows"], one["core_cols"]], one["shape"]
@@ -66,12 +66,12 @@ def core_groups(optimizer: OffloadAdamW) -> list[dict[str, Any]]:
 
 
 def whole_groups(optimizer: OffloadAdamW, why: dict[str, str]) -> list[dict[str, Any]]:
-    """What crosses whole beside a codec, by reason.
+    """List the weights whose gradients cross whole although there is a codec, by reason.
 
     Parameters
     ----------
     why : dict
-        By name, of weights that the codec was not asked for.
+        Reasons by name for the weights that the codec cannot have.
     """
     has_core = [one["core_rows"] > 0 for one in optimizer.describe()]
     pairs = list(zip(optimizer.weights, has_core, strict=True))
@@ -84,7 +84,7 @@ def whole_groups(optimizer: OffloadAdamW, why: dict[str, str]) -> list[dict[str,
 def core_lines(
     groups: list[dict[str, Any]], whole: list[dict[str, Any]], why_spilled: str = ""
 ) -> list[str]:
-    """One line for people, behind it what was chosen to wait for updates, and what is whole."""
+    """Describe the cores in one line, then the choice of `spill`, then the whole gradients."""
     cores = ", ".join(
         f"{g['weights']} x {g['shape'][0]}x{g['shape'][1]} as {g['core'][0]}x{g['core'][1]}"
         for g in groups

@@ -1,11 +1,11 @@
-"""Weights that somebody else has changed between two steps: what they are then is trained on.
+"""Weights that other code has changed between two steps: training goes on from the new values.
 
-The store has an f32 master of each weight, and a step makes the weight from that. Where an element
-is not any more what its master was rounded to, the master becomes the element; all others keep
-theirs. Who changes a parameter in place is noticed by its version, who goes around autograd
-(`.data`, an array of numpy, a view from before) by a checksum of its bits: 2 or 4 bytes of a
-parameter are read three times a step, where AdamW reads and writes 28; on a card, where reading is
-cheap, six times.
+The store has an f32 master of each weight, and a step makes the weight from its master. If an
+element no longer equals its rounded master, the master takes the element's value; all other
+masters stay. The parameter's version reveals changes in place. A checksum of its bits reveals
+changes that bypass autograd (`.data`, a numpy array, an earlier view). The checksum reads the 2 or
+4 bytes of an element three times a step, where AdamW reads and writes 28; on a GPU, where reading
+is cheap, six times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sluiceway.optim.offload.weight_bits import Checksum, checksum, differ
 
 
 class EditedWeights:
-    """What every weight was when its last update was applied.
+    """Remembers every weight as its last update left it, and finds weights that differ from that.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class EditedWeights:
         The optimizer's name, for errors.
     engine : OffloadEngine
     weights : list of CompressedWeight
-        By their number in the engine.
+        The weights in the order of their numbers in the engine.
     """
 
     def __init__(self, owner: str, engine: Any, weights: list[CompressedWeight]) -> None:
@@ -42,18 +42,18 @@ class EditedWeights:
         self.settle()
 
     def settle(self) -> None:
-        """The weights are what their masters say, and nothing is in flight."""
+        """Note that the weights equal their masters and that nothing is in flight."""
         self.enqueued()
         for number in range(len(self._parameters)):
             self.landed(number)
 
     def enqueued(self) -> None:
-        """Updates are in flight: what the weights will be is known when they have landed."""
+        """Note that updates are in flight; `landed` notes each weight's new value."""
         self._at = [_place(p) for p in self._parameters]
         self._checksums = [None] * len(self._parameters)
 
     def landed(self, number: int) -> None:
-        """An update is applied, if one was in flight; nobody has seen the weight since."""
+        """Note a weight after its update, if one was in flight, before other code can change it."""
         if self._checksums[number] is None:
             self._checksums[number] = checksum(self._parameters[number])
 
@@ -69,13 +69,13 @@ class EditedWeights:
         return sorted(edited + [number for number, is_changed in changed if is_changed])
 
     def take_over(self) -> None:
-        """Let the masters of edited weights be what these are.
+        """Set the masters of edited weights to the weights' values.
 
         Raises
         ------
         InvalidArgument
-            Gradients are gathered, which the store would lose, or a weight has another shape; it
-            is named, and nothing was changed.
+            The store would lose gathered gradients, or a weight has another shape. Names the
+            weight, and changes nothing.
         """
         for number in self._edited():
             state = self._engine.tensor_state(number)
@@ -90,7 +90,7 @@ class EditedWeights:
                 if self._engine.has_gradient():
                     raise InvalidArgument(
                         f"{self._owner}.step: {self._names[number]} was changed between backward() "
-                        "and step(), expected the weight that the gradient is of; change it after "
+                        "and step(), so its gradient does not belong to it; change it after "
                         "step(), or call zero_grad() and backward() again"
                     )
                 self._engine.load_tensor_state(number, **{**state, "master": master})
@@ -102,7 +102,7 @@ class EditedWeights:
 
 
 def master_of(parameter: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
-    """The f32 master of a weight: what is known of it, where that is still what it stands for."""
+    """Return a weight's f32 master: the known one if it rounds to the weight, else the weight."""
     with torch_private.asking_no_class():
         weight = parameter.detach().cpu()
         if known is None:

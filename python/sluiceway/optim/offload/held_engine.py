@@ -1,6 +1,6 @@
-"""An engine that everything of an optimizer refers to, and that goes when the optimizer is closed.
+"""Holds the engine for all parts of an optimizer, and frees it when the optimizer is closed.
 
-Whoever keeps a closed optimizer keeps no store open, and no ring in memory.
+A reference to a closed optimizer thus keeps no store open and no ring in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sluiceway.errors import InvalidArgument
 
 
 class HeldEngine:
-    """Passes everything on, until it is freed.
+    """Forwards every attribute to the engine until `free()`.
 
     Parameters
     ----------
@@ -27,16 +27,16 @@ class HeldEngine:
         object.__setattr__(self, "_engine", engine)
 
     def free(self) -> None:
-        """Let go of the engine, which nobody uses any more; idempotent."""
+        """Drop the engine, which nothing uses any more; idempotent."""
         object.__setattr__(self, "_engine", None)
 
     def _there(self) -> Any:
         if self._engine is None:
-            raise InvalidArgument(f"{self._owner}: it is closed, expected an open optimizer")
+            raise InvalidArgument(f"{self._owner}: the optimizer is closed; make a new one")
         return self._engine
 
     def add_trace_range(self, row: str, name: str, began_us: float, ended_us: float) -> None:
-        """Put a range into a row; who keeps this method keeps no engine."""
+        """Put a range into a row of the trace; a reference to this method keeps no engine alive."""
         self._there().add_trace_range(row, name, began_us, ended_us)
 
     def __getattr__(self, name: str) -> Any:

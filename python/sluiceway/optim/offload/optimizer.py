@@ -1,4 +1,4 @@
-"""OffloadAdamW: AdamW of every parameter, its states in host memory or on disk."""
+"""OffloadAdamW: AdamW for every parameter, with its states in host memory or on disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sluiceway.optim.offload.state import (
     with_frame,
 )
 
-# What stands for the norm of a sum that was not asked for: whoever clips by it, scales by it.
+# Placeholder for a norm that was not computed yet. Clipping by it shows as a scaled gradient.
 _UNKNOWN_NORM = 1e15
 _NO_DISK = {"disk_read": 0, "disk_written": 0}  # A store in memory has drives, but no disk.
 
@@ -44,54 +44,57 @@ _NO_DISK = {"disk_read": 0, "disk_written": 0}  # A store in memory has drives, 
 class OffloadAdamW(EngineOptimizer):
     """Full AdamW whose moments and f32 masters are in host memory or on disk.
 
-    Gradients leave the device during backward and are rounded to `gradients` on the way; AdamW
-    runs on the host, chunk by chunk, and each weight is written to before the module that reads it
-    runs next. Every trainable parameter is trained so, embeddings, head, norms and biases too; with
-    gradients of fp32 the numbers are those of torch.optim.AdamW in fp32. With a `codec` gradients
-    of linear layers cross as cores S = P^T G Q, and what AdamW trains is P S Q^T, decompressed on
-    the host: moments and masters are whole, and micro-batches are summed on the device, where they
-    cost neither link nor disk. Gradients of all other parameters, of experts and of matrices below
-    half a chunk cross whole; `uncompressed` says what of these is more than 1 % of all. The norm is
-    that of what is trained. With tier="disk" states, and gradients on their way, are in `path`, and
-    host memory holds a ring of chunks, however large the model is [MemAscend, arXiv 2505.23254].
+    Gradients leave the device during backward and are rounded to `gradients` on the way. AdamW
+    runs on the host, chunk by chunk, and writes each weight before the module that reads it runs
+    next. This trains every trainable parameter, also embeddings, head, norms and biases. With fp32
+    gradients the numbers equal those of torch.optim.AdamW in fp32. With a `codec`, gradients of
+    linear layers cross the link as cores S = P^T G Q, and AdamW trains on P S Q^T, decompressed on
+    the host. Moments and masters stay whole. The device sums micro-batches, which then cost
+    neither link nor disk. Gradients of all other parameters, of experts and of matrices below half
+    a chunk cross whole; `uncompressed` lists the groups of these with more than 1 % of all
+    elements. The norm is that of the gradients that AdamW trains on. With tier="disk", `path`
+    holds the states and the gradients on their way, and host memory holds a ring of chunks,
+    however large the model is [MemAscend, arXiv 2505.23254].
 
-    A step is durable when the first gradient of the next one has come, or when `commit()` or
-    `close()` has returned. After a crash at any moment the store is at the last step that was. The
-    constructor opens a store that is there and never overwrites it: `resume()` puts its last step
-    into the model, `load_state_dict()` one that a `state_dict()` has named; nothing is trained
-    before. A store of other parameters is refused. A `state_dict()` of tier="disk" is a few bytes
-    that name a step of the store, which stays until the next `state_dict()`, in a third slot for
-    every chunk; one of tier="host" has all tensors. Each loads into a store of any tier that has
-    the tensors, as does that of torch.optim.AdamW, which takes one of tier="host" in its turn: one
-    of tier="disk" has no moments to give it, and it begins without. A weight that is changed after
-    `step()`, one element or all, by whatever way, goes on from what it is then; one that is changed
-    between backward and `step()` is refused.
+    A step is durable when the first gradient of the next step has come, or when `commit()` or
+    `close()` has returned. After a crash at any moment the store holds the last durable step. The
+    constructor opens an existing store and never overwrites it. Before you train on it, call
+    `resume()` to put its last step into the model, or `load_state_dict()` for a step that a
+    `state_dict()` has named. A store of other parameters raises InvalidArgument.
 
-    docs/contract.md says on one page where this differs from torch's own optimizers. `.grad` of a
-    compressed weight has the norm of the gradient and not its values. Updates are applied while the
-    next forward runs, and every read of a weight through torch's functions waits for its update.
-    With several backwards a step the norms are read back from the store after each of them; with a
-    number as `accumulate` after the last of as many, and clipping before that is refused. An open
-    optimizer shares no store with another one.
+    A `state_dict()` with tier="disk" is a few bytes that name a step of the store. The store keeps
+    that step until the next `state_dict()`, in a third slot for every chunk. A `state_dict()` with
+    tier="host" has all tensors. A state that has the tensors, also that of torch.optim.AdamW, loads
+    into either tier. torch.optim.AdamW in turn loads a state of tier="host"; a state of tier="disk"
+    has no moments, so torch.optim.AdamW begins without. You may change a weight after `step()`, one
+    element or all, in any way, and training goes on from its new value. A change between backward
+    and `step()` raises InvalidArgument.
+
+    docs/contract.md lists on one page how this differs from torch's own optimizers. `.grad` of a
+    compressed weight has the norm of the gradient and not its values. The runtime applies updates
+    while the next forward runs, and every read of a weight through torch's functions waits for its
+    update. With several backwards a step, the norms are read back from the store after each
+    backward. With `accumulate` set to a number they are read back only after that many backwards,
+    and clipping before the last one raises InvalidArgument. Open optimizers cannot share a store.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Its trainable parameters are taken, contiguous ones of float32, bfloat16 or float16; hooks
-        are registered on it until `close()`.
+        The optimizer trains its trainable parameters, which must be contiguous and of float32,
+        bfloat16 or float16, and keeps hooks on it until `close()`.
     lr, betas, eps, weight_decay
         As in torch.optim.AdamW; mutable in `param_groups`.
     max_norm : float, optional
         Clip the common norm of all gradients at this value inside `step()`.
     param_groups : iterable of dict, optional
-        As torch's; default is one group of all trainable parameters. What stands in none is left
-        to others as it is.
+        Groups as in torch; default is one group of all trainable parameters. The optimizer does
+        not touch a parameter that is in no group.
     {options}
 
     Raises
     ------
     InvalidArgument, OutOfMemory, Unavailable, IoError, Corrupt
-        Nothing was changed, and nothing new is on the disk.
+        The constructor changed nothing and left nothing new on the disk.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class OffloadAdamW(EngineOptimizer):
 
     @cached_property
     def core_settings(self) -> dict[str, Any]:
-        """Settings of the codec that a run cannot go on without."""
+        """Settings of the codec that a resumed run must share."""
         return core_settings(self)
 
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
@@ -131,29 +134,29 @@ class OffloadAdamW(EngineOptimizer):
         compute = self.device.compute()
         made, self.spill = open_engine(self._owner, model, self.weights, self.options, compute)
         engine = HeldEngine(self._owner, made)
-        _, self._held = engine.generations[0]  # Steps of a store that nobody has taken up yet.
+        _, self._held = engine.generations[0]  # Steps of a store that was not resumed yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
-        self._backwards = 0  # Of the step that is gathered.
+        self._backwards = 0  # Number of backwards in the step being gathered.
         self._speculates = resolve_policy(self.options) == "speculative"
-        self._shared_factor = 1.0  # Of the last step: what others multiplied its gradients with.
+        self._shared_factor = 1.0  # The user's factor on all gradients of the last step.
         self._norm_known = True
         return engine
 
-    # ---- Taking up a store ----
+    # ---- Resuming from a store ----
 
     def resume(self) -> int:
-        """Put the last step that the store holds into the model, and go on from it.
+        """Put the last step of the store into the model, and continue from it.
 
         Returns
         -------
         int
-            How many steps it has had, skipped ones not counted (`skipped_steps`); 0 where the
-            store is new, and the model as it was.
+            Number of steps taken so far, without skipped ones (`skipped_steps`). A new store gives
+            0 and leaves the model as it was.
 
         Raises
         ------
         InvalidArgument
-            Steps were taken, or a state was loaded, since the optimizer was made; or they were
+            The optimizer has taken steps or loaded a state already, or the store's steps were
             taken with another codec.
         """
         self._check_open()
@@ -161,7 +164,8 @@ class OffloadAdamW(EngineOptimizer):
             if self.engine.committed_steps:
                 raise InvalidArgument(
                     f"{self._owner}.resume: {self.engine.committed_steps} steps were taken or "
-                    "loaded already, expected a new optimizer; use load_state_dict() to go back"
+                    "loaded already; call resume() on a new optimizer, or use load_state_dict() "
+                    "to go back"
                 )
             return 0
         run = run_of_commit(self)
@@ -180,12 +184,12 @@ class OffloadAdamW(EngineOptimizer):
         super()._check_loaded()
         if self._held:
             raise InvalidArgument(
-                f"{self._owner}: {self.options.place} holds step {self._held} of this model, "
-                "expected load_state_dict() or opt.resume(), or an empty path"
+                f"{self._owner}: {self.options.place} holds step {self._held} of this model; "
+                "call opt.resume() or load_state_dict(), or use an empty path"
             )
 
     def close(self) -> None:
-        """Close the optimizer; what was trained is on the medium, and the store is let go."""
+        """Make the last step durable, close the optimizer and release the store."""
         try:
             super().close()
         except Timeout:  # A lane still uses the engine.
@@ -197,7 +201,7 @@ class OffloadAdamW(EngineOptimizer):
         self.engine.free()
 
     def commit(self) -> None:
-        """Wait until every step is applied, and on the medium with all that it needs."""
+        """Wait until every step is applied and durable."""
         self._check_open()
         self._check_loaded()
         self.synchronize()
@@ -205,27 +209,27 @@ class OffloadAdamW(EngineOptimizer):
         self.engine.commit()
 
     def set_run_state(self, run: bytes) -> None:
-        """Let the commit of the last step carry `run`: where its data was, random generators.
+        """Store `run` in the commit of the last step: a data position, random generators.
 
-        It is durable when the step is; the next `step()` begins with none.
+        It becomes durable with the step; the next `step()` begins without one.
 
         Raises
         ------
         InvalidArgument
-            It is too large: a commit has room for a MiB, less 8 bytes a parameter and a line.
+            `run` is too large. A commit has room for 1 MiB, less 8 bytes a parameter and one line.
         """
         self._check_open()
         note_run(self, run)
 
     def run_state(self) -> bytes:
-        """Return what `set_run_state()` gave to the last commit; empty without."""
+        """Return the bytes that `set_run_state()` stored in the last commit, or no bytes."""
         self._check_open()
         return run_of_user(self)
 
-    # ---- What the hooks of the model tell ----
+    # ---- Calls from the model's hooks ----
 
     def begin_backward(self) -> None:
-        """Begin a backward, from the weights as others have left them."""
+        """Begin a backward, from the weights as other code has left them."""
         super().begin_backward()
         if not self.engine.has_gradient():
             self._edited.take_over()
@@ -234,7 +238,7 @@ class OffloadAdamW(EngineOptimizer):
         self._backwards += 1
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """Let it leave the device; it lives until it has."""
+        """Send a gradient off the device, and keep it alive until it has left."""
         self._progress.given.add(weight)
         (row,) = self.weights[weight].matrices(gradient.contiguous())
         self.engine.add_gradient(weight, row, self.device.compute())
@@ -252,7 +256,7 @@ class OffloadAdamW(EngineOptimizer):
         return lambda: [_UNKNOWN_NORM] * count
 
     def _sizes(self) -> list[tuple[float, float]]:
-        if not self._norm_known:  # Whoever asks now needs them.
+        if not self._norm_known:  # The caller needs the norms now.
             for factor in self.carrier.factors().values():
                 self._refuse_guessed_clip(factor)
             self.engine.end_backward(True)
@@ -300,13 +304,13 @@ class OffloadAdamW(EngineOptimizer):
         return outcome
 
     def _refuse_guessed_clip(self, scaled: float) -> None:
-        """Refuse a scaling by somebody who has seen a norm that is none."""
+        """Refuse a scaling by code that has read the placeholder of an unknown norm."""
         if math.isfinite(scaled) and abs(scaled - 1.0) > 1e-6:
             raise InvalidArgument(
                 f"{self._owner}.step: gradients were scaled by {scaled:.6g} after "
                 f"{self._backwards} of {self.options.accumulate} promised backwards, when their "
-                "norm was not known, expected all of them before it; use opt.clip_grad_norm_(), or "
-                "accumulate='auto'"
+                "norm was not known; scale them after the last backward, use "
+                "opt.clip_grad_norm_(), or set accumulate='auto'"
             )
 
     def _stepped(self) -> None:
@@ -314,7 +318,7 @@ class OffloadAdamW(EngineOptimizer):
         note_run(self)
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of the last step: as of every engine, and of the store."""
+        """Return the numbers of the last step: those of every engine, and those of the store."""
         raw, common = self._clock.raw, super().stats()
         norm = common["grad_norm"]
         names = ("fetch_seconds", "store_seconds", "spill_seconds", "decompress_seconds",
@@ -332,12 +336,13 @@ class OffloadAdamW(EngineOptimizer):
 
     @torch.compiler.disable
     def state_dict(self) -> dict[str, Any]:
-        """State of every parameter, or the name of the step that the store then keeps.
+        """Return the state of every parameter, or the name of a step that the store then keeps.
 
-        It loads under `weights_only=True`. Of tier="disk" the step stays until the next one is
-        taken, and the store grows by a half the first time. Before a store is taken up the state
-        names its last step, keeps nothing, and takes nothing up when it is loaded back: so
-        Accelerate may ask for it, and load it, before it loads that of a checkpoint.
+        It loads under `weights_only=True`. With tier="disk" the store keeps that step until the
+        next `state_dict()`, and grows by a half the first time. Before `resume()` or
+        `load_state_dict()` the state names the last step of the store but does not keep it, and
+        loading this state back does not resume. So Accelerate may save and load a state before it
+        loads that of a checkpoint.
         """
         self._check_open()
         if self._held and not self._progress.half_loaded:
@@ -352,29 +357,30 @@ class OffloadAdamW(EngineOptimizer):
         return super().state_dict()
 
     def unpinned_state(self) -> dict[str, Any]:
-        """Return `state_dict()` of a commit that stays only until the next step, or `pin()`."""
+        """Return `state_dict()` of a commit that lasts only until the next step, unless pinned."""
         self.commit()
         return super().state_dict()
 
     def pin(self) -> None:
-        """Let the last commit stay until the next `pin()` or `state_dict()`."""
+        """Keep the last commit until the next `pin()` or `state_dict()`."""
         self._check_open()
         self.engine.pin()
 
     @torch.compiler.disable
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a `state_dict()`, or one of torch.optim.AdamW.
+        """Load a `state_dict()` of this optimizer or of torch.optim.AdamW.
 
-        One that names a step of this store puts the weights of that step into the model, too, and
-        training goes on bit for bit; so it does from tensors where the model has the weights that
-        it had.
+        A state that names a step of this store also puts that step's weights into the model, and
+        training continues bit for bit. A state with tensors continues bit for bit if the model has
+        the weights that it had when the state was saved.
 
         Raises
         ------
         Error
-            It is broken, of another store or other parameters, or names a step that is gone.
+            The state is broken, belongs to another store or other parameters, or names a step that
+            is gone.
         KeyboardInterrupt
-            Ctrl-C; if something was put back by then, nothing but another load is taken.
+            Ctrl-C. If loading had begun by then, call `load_state_dict()` again before all else.
         """
         super().load_state_dict(state_dict)
 
@@ -385,15 +391,15 @@ class OffloadAdamW(EngineOptimizer):
         return self.options.tier == "host"
 
     def has_states(self) -> bool:
-        """Return whether the store has states of this run, that others may see."""
+        """Return whether the store has states of this run, for `opt.state` to show."""
         return super().has_states() and not self._held
 
     def engine_states_of(self, weight: int) -> list[dict[str, Any]]:
-        """Copy the state of a parameter: step, moments and master."""
+        """Return a copy of a parameter's state: step, moments and master."""
         return [self.engine.tensor_state(weight)]
 
     def take_engine_states(self, weight: int, states: list[dict[str, Any]]) -> None:
-        """Put another state in the place of that; the next commit makes it durable."""
+        """Replace a parameter's state; the next commit makes it durable."""
         (state,) = states
         self.engine.load_tensor_state(weight, **state)
 

@@ -1,14 +1,14 @@
-"""What of a compressed gradient waits for its update: what `spill="auto"` stands for.
+"""Resolves spill="auto": whether a gradient or its core waits for the update.
 
-A step decompresses each core once behind the backward, and then updates. By the element, with g
-bytes of a gradient, w of a core, a decompression of c seconds, and rates of disk, host memory and
-link (docs/store.md section 8):
+A step decompresses each core once after the backward, and then updates. The time per element, with
+g bytes of a gradient, w bytes of a core, c seconds of decompression, and rates of disk, host memory
+and link, is (docs/store.md section 8):
 
     gradient   max(g / disk, c, w / link) + max((24 + g) / disk, 28 / host)
     core       max(c, w / link)           + max(24 / disk, 28 / host + c, w / link)
 
-Lanes work side by side, so the slowest counts. Rates that nobody gives are those of an ordinary
-machine, and nothing is measured: the same options choose the same on every machine.
+Lanes work side by side, so the slowest counts. Rates that the user does not give are those of an
+ordinary machine. Nothing is measured, so the same options choose the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from sluiceway.config.engines.offload import OffloadOptions
 from sluiceway.config.values import Link
 from sluiceway.machine.placement import DTYPES
 
-STATE_BYTES = 12  # Of an element: two moments and the master, read and written in a step.
+STATE_BYTES = 12  # Per element: two moments and the master, read and written in a step.
 ADAM_BYTES = 28  # Read and written per element in memory: gradient, moments, master, weight.
-# Of an ordinary machine.
+# Rates of an ordinary machine.
 _DISK_GBPS = 3.0
 _HOST_GBPS = 10.0
 _LINK_GBPS = 12.0
-# Of a core that decompresses; _core.decompress_seconds() found 49 to 68 and 18 to 19.
+# Rates of decompression on one CPU core; _core.decompress_seconds() found 49 to 68 and 18 to 19.
 _BLOCK_GFLOPS = 50.0
 _SPARSE_GFLOPS = 18.0
 
 
 class SpillChoice(NamedTuple):
-    """What waits, and for people why; nothing where it was said, or there are no cores."""
+    """The resolved `spill` and the reason, which is empty if the user chose or without cores."""
 
     spill: str
     why: str = ""
 
 
 class Rates(NamedTuple):
-    """In GB/s, of a disk, reads and writes together, and of host memory; None: ordinary ones."""
+    """Rates in GB/s of a disk, reads and writes together, and of host memory; None is ordinary."""
 
     disk_gbps: float | None = None
     host_gbps: float | None = None
@@ -50,14 +50,14 @@ ORDINARY = Rates()
 def choose_spill(
     options: OffloadOptions, gradients: str, link: Link | None, rates: Rates = ORDINARY
 ) -> SpillChoice:
-    """What the option `spill` stands for.
+    """Resolve the option `spill`.
 
     Parameters
     ----------
     gradients : str
-        What gradients are rounded to.
+        The type that gradients are rounded to.
     link : Link, optional
-        A throttle.
+        The throttled rate of the link, if the user limits it.
     """
     if options.codec == "identity":
         return SpillChoice("gradient")
@@ -66,7 +66,7 @@ def choose_spill(
     host = rates.host_gbps or _HOST_GBPS
     disk = (rates.disk_gbps or _DISK_GBPS) if options.tier == "disk" else host
     rate = min(_LINK_GBPS, link.d2h_gbps) if link else _LINK_GBPS
-    share = 1.0 if options.d else options.ratio  # At most: shapes are not looked at.
+    share = 1.0 if options.d else options.ratio  # An upper bound, as shapes are not known here.
     out = share**2 * DTYPES[options.wire].itemsize / rate
     decompress = _flops(options, share) / (
         _BLOCK_GFLOPS if options.codec == "block_random" else _SPARSE_GFLOPS
@@ -78,18 +78,18 @@ def choose_spill(
     where = f"{disk:.3g} GB/s of disk, " if options.tier == "disk" else ""
     return SpillChoice(
         spill,
-        f"{spill}, as a weight takes {gradient:.3g} ns a step where its gradient waits, "
-        f"{core:.3g} ns where its core does, at {where}{host:.3g} GB/s of host memory and "
+        f"{spill}, as a weight takes {gradient:.3g} ns a step if its gradient waits, "
+        f"{core:.3g} ns if its core does, at {where}{host:.3g} GB/s of host memory and "
         f"{rate:.3g} GB/s of link",
     )
 
 
 def no_room_for_cores() -> SpillChoice:
-    """Where the one that was chosen does not fit."""
+    """Return the choice "gradient", for a host budget in which cores do not fit."""
     return SpillChoice("gradient", "gradient, as budget.host has no room for one more core")
 
 
 def _flops(options: OffloadOptions, share: float) -> float:
-    """Of a decompressed element: two products, of rows of so many nonzeros."""
+    """Return the flops of a decompressed element: two products with rows of few nonzeros."""
     nonzeros = share * options.block if options.codec == "block_random" else options.nnz
     return 2 * nonzeros * (1 + share)

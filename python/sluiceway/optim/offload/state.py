@@ -1,10 +1,11 @@
-"""What a state of OffloadAdamW holds, and how a run goes on from it or from its store.
+"""Saves and restores states of OffloadAdamW, and resumes a run from its store.
 
-    tier disk   {id, generation} of the store, whose commit stays until the next state is taken
-    both        with a codec arguments, all of its settings that the run depends on
-    tier host   step, exp_avg and exp_avg_sq of each parameter, of 16-bit ones the f32 master too
+    tier disk   {id, generation} of the store, which keeps that commit until the next state is taken
+    both        with a codec: arguments, all of its settings that the run depends on
+    tier host   step, exp_avg and exp_avg_sq of each parameter; for 16-bit ones the f32 master too
 
-Either optimizer loads what has tensors; the first loads what names its own store.
+Optimizers of both tiers load a state with tensors. One of tier disk also loads a state that names
+its own store.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ _RUN_FORMAT = 1
 
 
 def tensors_of(optimizer: OffloadAdamW) -> dict[int, dict[str, Any]]:
-    """Step and moments of each parameter by its number, as torch's AdamW names them."""
+    """Return step and moments of each parameter by its number, named as in torch's AdamW."""
     states = {}
     for number, index in optimizer.numbered_weights().items():
         state = optimizer.engine.tensor_state(index)
         if optimizer.weights[index].parameter.dtype == torch.float32:
-            del state["master"]  # The parameter itself.
+            del state["master"]  # The parameter is its own master.
         states[number] = state
     return states
 
 
 def codec_entry(optimizer: OffloadAdamW) -> dict[str, Any]:
-    """Settings of the codec, as a state and a commit hold them; nothing without one."""
+    """Return the entry with the codec's settings for a state or commit; empty without a codec."""
     settings = optimizer.core_settings
     return {} if settings == WHOLE else {"arguments": settings}
 
 
 def with_frame(optimizer: OffloadAdamW, state_dict: Any) -> Any:
-    """A plain state of torch's own AdamW as one of ours; any other as it is."""
+    """Convert a plain state of torch's own AdamW to our format; any other state stays as it is."""
     if not isinstance(state_dict, dict) or STATE_KEY in state_dict:
         return state_dict
     check_entries("the state_dict", state_dict, ("state", "param_groups"))
@@ -62,18 +63,18 @@ def with_frame(optimizer: OffloadAdamW, state_dict: Any) -> Any:
     frame = {
         **frame_of(optimizer),
         "committed_steps": steps,
-        **codec_entry(optimizer),  # Moments are whole with any codec.
+        **codec_entry(optimizer),  # Moments have the parameter's shape with any codec.
     }
     return {**state_dict, STATE_KEY: frame}
 
 
 def check_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
-    """Refuse a state of another store or codec, and tensors that are not of these parameters.
+    """Refuse a state of another store or codec, and tensors that do not fit these parameters.
 
     Raises
     ------
     InvalidArgument
-        The first difference is named; nothing was changed.
+        Names the first difference. The call changed nothing.
     """
     arguments = state_dict[STATE_KEY].get("arguments", WHOLE)
     check_entries("arguments", arguments, ())
@@ -84,7 +85,7 @@ def check_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
         return
     for number, index in optimizer.numbered_weights().items():
         values, weight = state_dict["state"].get(number), optimizer.weights[index]
-        if not values:  # No step has had a gradient of it.
+        if not values:  # The parameter had a gradient in no step.
             continue
         check_entries(f"the state of {weight.name}", values, ("step", *_MOMENTS))
         check_count(f"step of {weight.name}", values["step"])
@@ -100,28 +101,28 @@ def _check_store(optimizer: OffloadAdamW, store: Any) -> None:
         on_disk = optimizer.options.tier == "disk"
         here = f"store {engine.store_id} ({optimizer.options.place})" if on_disk else "host memory"
         raise InvalidArgument(
-            f"load_state_dict: it names store {store['id']}, here is {here}, expected that store; "
-            "make the optimizer with tier='disk' and its path"
+            f"load_state_dict: the state names store {store['id']}, but this optimizer uses "
+            f"{here}; make the optimizer with tier='disk' and the path of that store"
         )
     generations = dict(engine.generations)
     if store["generation"] not in generations:
         there = " and ".join(f"{g} (step {step})" for g, step in generations.items())
         raise InvalidArgument(
             f"load_state_dict: generation {store['generation']} of store {store['id']} is gone, "
-            f"expected {there}; only the last state that was taken stays, beside the last step, "
-            "with which opt.resume() goes on"
+            f"expected {there}; a store keeps only its last state_dict() and its last step; call "
+            "opt.resume() to continue from its last step"
         )
 
 
 def restore_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
-    """Put back what was checked, durably."""
+    """Restore a state that `check_states` has accepted, and commit it."""
     engine = optimizer.engine
     store = state_dict[STATE_KEY].get("store")
     if store is not None:
         engine.roll_back(store["generation"])
         take_masters(optimizer)
         return
-    engine.roll_back(engine.generations[0][0])  # Whatever the store held, it may be written to.
+    engine.roll_back(engine.generations[0][0])  # Now the store accepts writes, whatever it held.
     engine.committed_steps = state_dict[STATE_KEY]["committed_steps"]
     for number, index in optimizer.numbered_weights().items():
         values, parameter = state_dict["state"].get(number), optimizer.weights[index].parameter
@@ -138,20 +139,20 @@ def restore_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
 
 
 def take_masters(optimizer: OffloadAdamW) -> None:
-    """The weights become what the masters of the last commit say."""
+    """Set the weights to the masters of the last commit."""
     optimizer.engine.resume(optimizer.of_engine.tensors(), optimizer.device.compute())
     optimizer.of_engine.increment_versions(range(len(optimizer.weights)))
 
 
 def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
-    """What the next commit has beside states: a line of JSON, and bytes of the user.
+    """Give the next commit a line of JSON and the user's bytes.
 
-    The line has counts, and settings of a codec that is not the identity.
+    The line has counts, and the settings of a codec other than identity.
 
     Raises
     ------
     InvalidArgument
-        There is no room for so many; nothing was changed.
+        A commit has no room for so many bytes. The call changed nothing.
     """
     counts = {
         "format": _RUN_FORMAT,
@@ -163,19 +164,19 @@ def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
 
 
 def run_of_user(optimizer: OffloadAdamW) -> bytes:
-    """What the user gave to the last commit."""
+    """Return the user's bytes in the last commit."""
     return optimizer.engine.run_state().partition(b"\n")[2]
 
 
 def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
-    """What `note_run` gave to the last commit of itself, checked.
+    """Return the line that `note_run` gave to the last commit, checked.
 
     Raises
     ------
     Corrupt
-        It is not what `note_run` wrote.
+        `note_run` did not write this line.
     InvalidArgument
-        It was written with another codec; the first difference is named.
+        It was written with another codec. Names the first difference.
     """
     try:
         run = json.loads(optimizer.engine.run_state().partition(b"\n")[0])
@@ -192,6 +193,6 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
 
 
 def take_up_run(optimizer: OffloadAdamW, run: dict[str, Any]) -> None:
-    """Go on with the counts of a `run_of_commit`."""
+    """Adopt the counts that `run_of_commit` returned."""
     optimizer.loss_scale.load(*run["loss_scale"])
     optimizer._progress.skipped_steps = int(run["skipped_steps"])

@@ -1,7 +1,7 @@
-"""What the bits of a weight were, to be seen again later, wherever it lies.
+"""Checksums of a weight's bits, on the host or on a GPU, to compare with later.
 
-On the host device a checksum is a number. On a card it stays there: it is made by the stream that
-computes, behind what the stream was given before, and nobody waits for it until two are compared.
+On the host device a checksum is a number. On a GPU it stays there: the computing stream makes it
+after its earlier work, and nothing waits for it until two checksums are compared.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sluiceway.optim.common import torch_private
 
 Checksum = int | Made
 
-_BITS = {2: torch.int16, 4: torch.int32}  # By bytes of an element.
-_ROW = 1024  # Elements whose places in a row are told from one another.
+_BITS = {2: torch.int16, 4: torch.int32}  # Keyed by bytes of an element.
+_ROW = 1024  # Elements of a row, each weighted by its own place.
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)  # Multiplies a place, modulo 2^64.
 
 
 def checksum(weight: torch.Tensor) -> Checksum:
-    """Of all elements of a contiguous tensor, in their order."""
+    """Return the checksum of all elements of a contiguous tensor, in their order."""
     if weight.device.type == "cpu":
         return _core.bits_checksum(weight)
     with torch_private.asking_no_class():
@@ -30,7 +30,7 @@ def checksum(weight: torch.Tensor) -> Checksum:
 
 
 def sums_of_bits(weight: torch.Tensor) -> Made:
-    """Sums over rows and over columns of the bits, each weighted by its place; on the device.
+    """Return sums over rows and columns of the bits, each weighted by its place, on the device.
 
     No temporary is larger than a row or a column of 1024 elements each; the bits are read twice.
     """
@@ -48,7 +48,7 @@ def _weighted(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def differ(pairs: Iterable[tuple[Checksum, Checksum]]) -> list[bool]:
-    """Return whether each two are of different bits; waits once for those that are on a card."""
+    """Return for each pair whether the bits differ; waits once for all pairs on a GPU."""
     pairs = list(pairs)
     on_card = [a.take() != b.take() for a, b in pairs if isinstance(a, Made)]
     found = iter(torch.stack(on_card).any(1).tolist() if on_card else [])

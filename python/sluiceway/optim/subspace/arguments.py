@@ -1,4 +1,4 @@
-"""From the options of SubspaceAdamW to its engine."""
+"""Options of SubspaceAdamW, and the engine that they describe."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.common.tier_limits import lane_threads, parameter_bytes, tier_limits
 
 FUSED_CODEC = "block_random"
-"""What "auto" is where linears are fused: svd's products would be as large as those saved."""
+"""codec="auto" means this for fused linears: products of svd would cost what fusing saves."""
 SHAPES_OF_CORES = ("ratio", "d", "nnz", "block")
-"""Options that say what a core is like; a weight without one has no use for them."""
-# What embeddings that go through the identity codec have in place of the options.
+"""Options that shape a core; a weight without a core ignores them."""
+# Embeddings that go through the identity codec have these values in place of the options.
 _IDENTITY = {"codec": "identity", "d": 0, "residual": "none", "second_moment": "full"}
 
 
 class SubspaceArguments(SharedOptions, SubspaceOptions):
-    """What SubspaceAdamW takes by name."""
+    """Options that SubspaceAdamW takes by name."""
 
     tokens_per_step: Count = option(
         1024,
-        'Of all micro-batches: codec="auto" goes by it, as codecs are made here, before a forward '
-        "could tell. Where `accumulate` is no number it counts them as one.",
+        'Tokens of one step, summed over its micro-batches. codec="auto" needs this number here, '
+        "because codecs are made before the first forward. Unless `accumulate` is a number, "
+        "auto counts a step as one micro-batch.",
         to=["engine"],
     )
     total_steps: Count = option(
         1000,
-        'Of the whole training: codec="auto" takes svd for short ones, and spreads its '
-        "calibration over them.",
+        'Steps of the whole training. codec="auto" chooses svd for a short training, and spreads '
+        "the cost of its calibration over these steps.",
         to=["engine"],
     )
-    why: str = option("", "", alias="_why")  # It has its codec, where a run was resumed.
-    # Above this root mean square, a residual's update is clipped; experiments leave the clip out.
+    why: str = option("", "", alias="_why")  # A resumed run passes the reason for its codec.
+    # A residual's update is clipped above this root mean square; experiments leave the clip out.
     residual_max_rms: float = option(1.0, "", alias="_residual_max_rms", to=["engine"])
 
 
 def resolve_codec(options: SubspaceOptions) -> str:
-    """The codec of the options; "auto" is left to the engine, but where linears are fused."""
+    """Return the codec; the engine resolves "auto", except for fused linears."""
     return FUSED_CODEC if options.fused and options.codec == "auto" else options.codec
 
 
 def resolve_ratio(codec: str, ratio: float | str) -> float | str:
-    """What "auto" stands for: half of each side for svd, as less of it did not pay, else a quarter.
+    """Resolve ratio="auto" to 0.5 for svd, as a smaller ratio did not pay, and to 0.25 otherwise.
 
-    What chooses svd or no core, and where that core is none at all, count as svd.
+    The codecs "auto" and "none" count as svd.
     """
     if ratio != "auto":
         return ratio
@@ -61,9 +62,9 @@ def resolve_ratio(codec: str, ratio: float | str) -> float | str:
 
 
 def resolve_residual(options: SubspaceOptions, residual: str) -> str:
-    """What "auto" stands for: factored where the codec leaves a complement of its core.
+    """Resolve residual="auto" to factored if the codec's residual is a complement of its core.
 
-    Where linears are fused it needs turns, since no gradient is formed in most steps.
+    Fused linears form no gradient in most steps, so they need `residual_every` above 1 for it.
     """
     if residual != "auto":
         return residual
@@ -72,28 +73,28 @@ def resolve_residual(options: SubspaceOptions, residual: str) -> str:
 
 
 def resolve_second_moment(codec: str, second_moment: str) -> str:
-    """What "auto" stands for: factored where it was measured to cost nothing, else as AdamW's."""
+    """Resolve second_moment="auto" to factored if measured to cost no quality, else to AdamW's."""
     if second_moment != "auto":
         return second_moment
     return "factored" if _leaves_complement(codec) else "full"
 
 
 def resolve_weight_rates(options: SubspaceOptions, weight_rates: str) -> str:
-    """What "auto" stands for: rms beside a factored residual, as that was measured to gain."""
+    """Resolve weight_rates="auto" to rms beside a factored residual, which was measured to gain."""
     if weight_rates != "auto":
         return weight_rates
     return "rms" if resolve_residual(options, options.residual) == "factored" else "equal"
 
 
 def has_orthonormal_columns(codec: str, nnz: int) -> bool:
-    """Whether P^T P and Q^T Q are the identity: just then the core has no part in what is left."""
+    """Return whether P^T P and Q^T Q are the identity; only then the residual has no core in it."""
     return _leaves_complement(codec, nnz)
 
 
 def _leaves_complement(codec: str, nnz: int = 0) -> bool:
-    """Whether nothing of the core is in what is left; nnz 0: however many nonzeros a row has.
+    """Return whether the residual has no core in it; nnz 0 means any number of nonzeros a row.
 
-    Baselines of the experiments stay as they were published, without a residual.
+    The experiments' baselines have no residual, as published.
     """
     offered = {family.name: family for family in _core.codec_families() if family.offered}
     return codec == "auto" or (codec in offered and offered[codec].leaves_complement(nnz))
@@ -102,7 +103,7 @@ def _leaves_complement(codec: str, nnz: int = 0) -> bool:
 def weight_keywords(
     options: SubspaceOptions, seed: int, identity: bool = False, q_of: str = ""
 ) -> dict[str, Any]:
-    """What `_core` takes of one weight beside its name and shape: plans and engines say the same.
+    """Build the keywords of `_core.WeightSpec` for one weight; plans and engines share them.
 
     Parameters
     ----------
@@ -111,7 +112,7 @@ def weight_keywords(
     identity : bool
         The weight is an embedding or the head: its whole gradient crosses.
     q_of : str
-        What weights have in common that share Q; empty: this one shares none.
+        Name shared by all weights that share one Q; empty if this weight shares none.
     """
     ratio = resolve_ratio(options.codec, options.ratio)
     given = options.keywords_for("weight") | {"seed": seed, "q_of": q_of, "ratio": ratio}
@@ -125,7 +126,7 @@ def weight_keywords(
 
 
 def residual_at_once(options: SharedOptions) -> bool:
-    """Whether residuals need not wait for `step()`: backwards are promised, the loss is plain."""
+    """Return whether residuals may train before `step()`: `accumulate` is set, no loss scale."""
     return options.accumulate != "auto" and options.loss_scale is None
 
 
@@ -166,7 +167,7 @@ def engine_for(
 
 
 def _refresh_keywords(refresh: RefreshSection | None) -> dict[str, Any]:
-    """Each value by its name behind `refresh_`; without a policy the codec's own interval."""
+    """Return each value as `refresh_NAME`; without a policy the codec's own interval holds."""
     names = RefreshSection.model_fields
     values = {f"refresh_{name}": getattr(refresh or Refresh(), name) for name in names}
     return values if refresh else values | {"refresh_every": None}

@@ -1,4 +1,4 @@
-"""Measuring projectors on a loss that the user's closure gives, between two steps."""
+"""Measures projectors on the loss of the user's closure, between two steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.optim.common import torch_private
 
 
 class Calibration:
-    """Runs a closure's backward whose gradients train nothing, and counts first fits.
+    """Runs the closure's backward, whose gradients train nothing, and counts first fits.
 
     Parameters
     ----------
@@ -23,10 +23,10 @@ class Calibration:
     closure : callable or None
         Returns a calibration loss.
     model : torch.nn.Module
-        Gradients of its other parameters are put back afterwards, whoever trains them. Those of
-        parameters outside of it are the closure's own affair.
+        Calibration restores the gradients of its other parameters afterwards, also those that
+        another optimizer trains. The closure must look after parameters outside of the model.
     weights : list of CompressedWeight
-        Their gradients calibrate.
+        Calibration uses the gradients of these weights.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class Calibration:
         self._model = weakref.ref(model)
         self._own = {id(weight.parameter) for weight in weights}
         self.running = False
-        # Told how many of how many are fitted.
+        # Called with the number of fitted projectors and the number to fit.
         self.watch: Callable[[int, int], None] | None = None
         self.restart()
 
     def restart(self) -> None:
-        """Count from here: the engine is new, or has taken over fitted projectors."""
+        """Restart the count: the engine is new, or has loaded fitted projectors."""
         self._left = self._wanted = self._engine.uncalibrated()
 
     def begin_backward(self) -> None:
-        """Gradients are about to come; the first ones are fitted to."""
+        """Report progress before the gradients come; projectors are fitted to the first ones."""
         if self._left and self.watch is not None:
             self.watch(self._wanted - self._left, self._wanted)
 
     def after_gradient(self) -> None:
-        """One has come, and perhaps was fitted to."""
+        """Report progress after a gradient, which may have fitted a projector."""
         if not self._left:
             return
         left = self._engine.uncalibrated()
@@ -64,12 +64,12 @@ class Calibration:
         self._left = left
 
     def due(self) -> bool:
-        """Return whether it is time, and nothing is gathered that a backward would disturb."""
+        """Return whether calibration is due and no gradient is gathered that it would disturb."""
         free = self._closure is not None and not self.running and not self._engine.has_gradient()
         return free and self._engine.calibration_due()
 
     def run(self) -> None:
-        """Measure, and replace projectors where the policy says so."""
+        """Measure the projectors, and replace those that the policy rejects."""
         with self._others_as_they_are():
             self._engine.begin_calibration()
             self.running = True
@@ -82,16 +82,16 @@ class Calibration:
 
     @contextmanager
     def _others_as_they_are(self) -> Iterator[None]:
-        """Nothing becomes of the gradients of what is not ours."""
+        """Restore the gradients of all other parameters when the block ends."""
         model = self._model()
         others = [p for p in model.parameters() if id(p) not in self._own and p.requires_grad]
-        # What a hook does with a gradient, of another optimizer for one, cannot be taken back.
+        # A hook, for example of another optimizer, may use a gradient, and we cannot undo that.
         hooked = [p for p in others if torch_private.accumulation_hooks(p)]
         gradients = [(p, p.grad) for p in others if not torch_private.accumulation_hooks(p)]
         for parameter in hooked:
             parameter.requires_grad_(False)
         for parameter, _ in gradients:
-            parameter.grad = None  # Else autograd adds to the tensor that is put back.
+            parameter.grad = None  # Otherwise autograd adds to the tensor that we restore.
         try:
             yield
         finally:

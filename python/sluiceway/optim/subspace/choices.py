@@ -1,4 +1,4 @@
-"""Which codec each group of weights got, what it costs, and why; for people and summary.json."""
+"""Describes the codec of each group of weights, its cost and the reason, as text and as values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
 
 @dataclass(frozen=True)
 class RunLength:
-    """What codec="auto" goes by, and which of its options somebody gave."""
+    """Figures that codec="auto" decides by, and the options among them that the user gave."""
 
     tokens_per_step: int
     total_steps: int
@@ -30,12 +30,12 @@ class RunLength:
     given: Collection[str] = ("tokens_per_step", "total_steps", "accumulate")
 
     def said(self, option: str, figure: str) -> str:
-        """The figure, which is an assumption where the option was not given."""
+        """Return the figure, marked as assumed if the user did not give the option."""
         return figure if option in self.given else f"{figure} (assumed; say {option}=)"
 
 
 def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
-    """Weights of one shape and codec as one entry, in the order of the model; bytes are sums."""
+    """List one entry per shape and codec, in the model's order, with the sums of their bytes."""
     groups: dict[tuple, dict[str, Any]] = {}
     weights = optimizer.of_engine.spread(optimizer.weights)
     for weight, costs in zip(weights, optimizer.describe(), strict=True):
@@ -62,7 +62,7 @@ def codec_choices(optimizer: SubspaceAdamW) -> list[dict[str, Any]]:
 
 
 def reasons(optimizer: SubspaceAdamW) -> list[str]:
-    """Why each of the engine's weights has its codec."""
+    """Say why each of the engine's weights has its codec."""
     options = optimizer.options
     if options.codec != "auto":
         why = options.why or AS_CONFIGURED
@@ -75,14 +75,14 @@ def reasons(optimizer: SubspaceAdamW) -> list[str]:
 
 
 def _run_of(options: SubspaceArguments) -> RunLength:
-    """As the engine counts: a number of backwards that nobody promised is one."""
+    """Return the run's figures as the engine counts them: accumulate="auto" is one backward."""
     backwards = 1 if options.accumulate == "auto" else options.accumulate
     given = [name for name in options.model_fields_set if getattr(options, name) != "auto"]
     return RunLength(options.tokens_per_step, options.total_steps, backwards, given)
 
 
 def automatic_reason(choice: _core.AutoCodec, run: RunLength) -> str:
-    """Why codec="auto" came to what it did."""
+    """Say why codec="auto" chose its codec."""
     because = {
         "none": "these weights need no link, as the residual alone trains: ",
         "svd": "such cores were measured to end lower than none: " if choice.pays else "",
@@ -94,7 +94,7 @@ def automatic_reason(choice: _core.AutoCodec, run: RunLength) -> str:
 
 
 def _what_pays(choice: _core.AutoCodec, run: RunLength) -> str:
-    """In what this run differs from every one in which a core was measured to pay."""
+    """Say how this run differs from all runs in which a core was measured to pay."""
     measured = "a core was measured to end lower than none only"
     if run.tokens_per_step < choice.least_tokens:
         tokens = run.said("tokens_per_step", f"a step has {run.tokens_per_step:,} tokens")
@@ -125,7 +125,7 @@ def _cost_of_svd(choice: _core.AutoCodec, run: RunLength) -> str:
 
 
 def rate_lines(factors: list[float]) -> list[str]:
-    """Nothing where all weights have the rate of their group."""
+    """Describe the range of learning rates; empty if all weights have their group's rate."""
     if not factors or set(factors) == {1.0}:
         return []
     return [
@@ -134,7 +134,7 @@ def rate_lines(factors: list[float]) -> list[str]:
 
 
 def clip_lines(optimizer: SubspaceAdamW, max_norm: float | None) -> list[str]:
-    """What a limit on the norm of gradients leaves out; nothing where every weight has a core."""
+    """Say which weights max_norm does not clip; empty if every weight has a core."""
     coreless = sum(costs["codec"] == "none" for costs in optimizer.describe())
     if max_norm is None or not coreless:
         return []
@@ -145,24 +145,24 @@ def clip_lines(optimizer: SubspaceAdamW, max_norm: float | None) -> list[str]:
 
 
 def coreless_lines(optimizer: SubspaceAdamW) -> list[str]:
-    """Which of the options that were changed have no part in a run, as no weight has a core."""
+    """Name the changed options that have no effect, since no weight has a core."""
     options, codecs = optimizer.options, {costs["codec"] for costs in optimizer.describe()}
     if not codecs <= {"none", "identity"}:
         return []
     names = _OF_PROJECTORS if "identity" in codecs else (*_OF_PROJECTORS, *_OF_CORES)
     fields = type(options).model_fields
     idle = [name for name in names if getattr(options, name) != fields[name].default]
-    # A run that goes on has the standard ratio though nobody gave one, and "auto" goes by any.
+    # A resumed run has the standard ratio though the user gave none, and "auto" uses any ratio.
     is_standard = options.ratio == resolve_ratio(options.codec, "auto")
     if "ratio" in idle and (options.codec == "auto" or is_standard):
         idle.remove("ratio")
     if not idle:
         return []
-    return [f"{', '.join(idle)}: of cores alone, and no weight's gradient has one"]
+    return [f"{', '.join(idle)}: no effect, as no weight's gradient has a core"]
 
 
 def choice_lines(choices: list[dict[str, Any]]) -> list[str]:
-    """One line a group."""
+    """Describe each group in one line."""
     return [
         f"{c['weights']} x {c['shape'][0]}x{c['shape'][1]}: {c['codec']}, core "
         f"{c['core'][0]}x{c['core'][1]}, second moment {c['second_moment']}, "

@@ -1,4 +1,4 @@
-"""Residuals that train their weights in backward: what `step()` can no longer change of that."""
+"""Residuals that train their weights during backward, before `step()`, which cannot undo that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HYPERS = ("lr", "betas[0]", "betas[1]", "eps", "weight_decay")
 
 
 class EarlyResiduals:
-    """Knows what was trained before `step()`, and speaks up where the step then comes otherwise.
+    """Knows which weights were trained before `step()`, and reports a step that does not match.
 
     Parameters
     ----------
@@ -23,7 +23,8 @@ class EarlyResiduals:
     names : list of str
         Names of the engine's weights.
     accumulate : int or "auto"
-        The promise that lets residuals train early; "auto" lets none.
+        Backwards per step that the user promised, so that residuals may train early. With "auto"
+        none does.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class EarlyResiduals:
         self._owner, self._engine, self._names = owner, engine, names
         self._accumulate = accumulate
         self._hypers: list[tuple[float, ...]] = []
-        self._weights: list[torch.Tensor] = []  # Kept: the engine reads them.
+        self._weights: list[torch.Tensor] = []  # Kept alive, because the engine reads them.
         self._warned = False
 
     def prepare(
@@ -41,26 +42,26 @@ class EarlyResiduals:
         as_applied: list[tuple[float, ...]],
         weights: list[torch.Tensor],
     ) -> None:
-        """Give the engine what residuals of this backward read.
+        """Give the engine the values that residuals read during this backward.
 
         Parameters
         ----------
         hypers : list of tuple of float
             lr, betas, eps and weight_decay of each weight, as its group has them.
         as_applied : list of tuple of float
-            The same with the weight's own factor and scale.
+            The same values with the weight's own factor and scale applied.
         weights : list of torch.Tensor
         """
         self._hypers, self._weights = hypers, weights
         self._engine.prepare(as_applied, weights)
 
     def check(self, hypers: list[tuple[float, ...]]) -> None:
-        """Refuse a step with other hyperparameters than weights were trained with already.
+        """Refuse a step whose hyperparameters differ from those of residuals already applied.
 
         Raises
         ------
         InvalidArgument
-            The first weight is named. The step can be taken with the values of the backward.
+            Names the first such weight. You can take the step with the values of the backward.
         """
         if hypers == self._hypers:
             return
@@ -69,8 +70,8 @@ class EarlyResiduals:
                 if was != now:
                     raise InvalidArgument(
                         f"{self._owner}.step: {key} of {self._names[number]} is {now} and was "
-                        f"{was} in backward(), where the weight's residual was applied at once, "
-                        f"as accumulate={self._accumulate} lets it, expected one value for both; "
+                        f"{was} in backward(), which already applied the weight's residual, "
+                        f"because accumulate={self._accumulate}; "
                         f"set {key} before backward(), or use accumulate='auto'"
                     )
 
@@ -81,15 +82,15 @@ class EarlyResiduals:
         return [n for n in range(len(self._names)) if self._engine.residual_trained(n)]
 
     def warn(self, trained: list[int], what: str) -> None:
-        """Say once that a step is not taken, or not yet, whose residuals have `trained` weights."""
+        """Warn once that residuals have changed the weights `trained` though no step was taken."""
         if not trained or self._warned:
             return
         self._warned = True
         warnings.warn(
-            f"{self._owner}: {what}, but {len(trained)} weights ({self._names[trained[0]]} for "
-            f"one) have changed in backward(), where their residuals were applied at once, as "
-            f"accumulate={self._accumulate} lets them, and stay changed; use accumulate='auto' if "
-            "a backward may come without a step() (said once)",
+            f"{self._owner}: {what}, but backward() has already applied the residuals of "
+            f"{len(trained)} weights ({self._names[trained[0]]} for one), because "
+            f"accumulate={self._accumulate}, and these weights stay changed; use "
+            "accumulate='auto' if a backward may come without a step() (warned once)",
             RuntimeWarning,
-            stacklevel=7,  # Of zero_grad(), which torch.compiler.disable wraps.
+            stacklevel=7,  # The caller of zero_grad(), which torch.compiler.disable wraps.
         )

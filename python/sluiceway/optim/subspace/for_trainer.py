@@ -1,4 +1,4 @@
-"""The door for transformers' Trainer, which makes the optimizer itself."""
+"""Lets transformers' Trainer, which creates its optimizer itself, train with SubspaceAdamW."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 def for_trainer(
     model: nn.Module, **options: Any
 ) -> tuple[type[TrainersSubspaceAdamW], dict[str, Any]]:
-    """What transformers' `Trainer` takes as `optimizer_cls_and_kwargs` to train with SubspaceAdamW.
+    """Return `optimizer_cls_and_kwargs` for transformers' `Trainer` to train with SubspaceAdamW.
 
-    Trainer makes the optimizer once the model is where it trains, from groups of its own: matrices
-    with `weight_decay`, biases and norms without. Learning rate, betas, eps and
-    `optim_target_modules` are those of its `TrainingArguments`, unless they are said here.
-    Embeddings and head, which stand in Trainer's groups in any case, are frozen unless
-    `embeddings="identity"`.
+    Trainer creates the optimizer after it has moved the model to its device. It makes its own
+    groups: matrices with `weight_decay`, biases and norms without. Learning rate, betas, eps and
+    `optim_target_modules` come from its `TrainingArguments` unless you pass them here. Trainer's
+    groups always include embeddings and head; these are frozen unless `embeddings="identity"`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The one that Trainer is given.
+        The model that you pass to Trainer.
     **options
-        As of SubspaceAdamW, but for `param_groups`; or `optim_target_modules`, which Trainer's own
-        optimizers take too: "all-linear", a regular expression of whole module names, or a list of
-        such expressions and of parts of module names. It stands for `target`.
+        Options of SubspaceAdamW except `param_groups`. In place of `target` you may pass
+        `optim_target_modules`, which Trainer's own optimizers take too: "all-linear", a regular
+        expression that matches whole module names, or a list of such expressions and of parts of
+        module names.
 
     Returns
     -------
@@ -41,8 +41,8 @@ def for_trainer(
     Raises
     ------
     InvalidArgument
-        `model` is none, or `param_groups` was given. What is wrong with the other options is said
-        when Trainer makes the optimizer.
+        `model` is not a module, or you passed `param_groups`. Other options are checked when
+        Trainer creates the optimizer.
 
     Examples
     --------
@@ -52,10 +52,10 @@ def for_trainer(
     check_model("for_trainer", model)
     if "param_groups" in options:
         raise InvalidArgument(
-            "for_trainer: param_groups are given, expected none, as Trainer makes them; for groups "
+            "for_trainer: param_groups are given, but Trainer makes its own groups; for groups "
             "of your own pass Trainer(optimizers=(sw.SubspaceAdamW(...), None))"
         )
-    # Not under the name "model": Trainer would take it out and pass it in place of its groups.
+    # The key is not "model": Trainer would take that out and pass it in place of its groups.
     return TrainersSubspaceAdamW, {"of": model, **options}
 
 
@@ -65,15 +65,16 @@ class TrainersSubspaceAdamW(SubspaceAdamW):
     Parameters
     ----------
     param_groups : iterable of dict
-        Trainer's, which hold every trainable parameter.
+        Trainer's groups, which hold every trainable parameter.
     of : torch.nn.Module
+        The model that you passed to `for_trainer`.
     **options
-        As of `for_trainer`.
+        The options that you passed to `for_trainer`.
 
     Raises
     ------
     InvalidArgument
-        Trainer trains another model, or a learning rate is neither there nor here.
+        Trainer trains another model, or neither Trainer nor `options` has a learning rate.
     """
 
     _groups_are_written = False
@@ -85,26 +86,26 @@ class TrainersSubspaceAdamW(SubspaceAdamW):
         ours = {id(p) for p in of.parameters()}
         if any(id(p) not in ours for group in groups for p in group["params"]):
             raise InvalidArgument(
-                "for_trainer: Trainer has parameters that are not of the model given here, "
-                "expected one model; pass the same to for_trainer and to Trainer"
+                "for_trainer: Trainer has parameters that the model given to for_trainer does not "
+                "have; pass one model to both for_trainer and Trainer"
             )
-        # That Trainer calls is the only way to learn what its user told it.
+        # Trainer passes no arguments here, so we read those of the Trainer that calls us.
         settled = {**_told(sys._getframe(1).f_locals.get("self")), **options}
         if "lr" not in settled:
             raise InvalidArgument(
-                "for_trainer: no learning rate, expected that of a Trainer, or lr=; pass lr="
+                "for_trainer: there is no learning rate, as no Trainer calls; pass lr="
             )
         if (modules := settled.pop("optim_target_modules", None)) is not None:
             if "target" in options:
                 raise InvalidArgument(
-                    "for_trainer: target and optim_target_modules are given, expected one of them"
+                    "for_trainer: target and optim_target_modules are both given; pass one of them"
                 )
             settled["target"] = _target(of, modules)
         super().__init__(of, param_groups=groups, **settled)
 
 
 def _told(caller: Any) -> dict[str, Any]:
-    """What a Trainer's arguments say about its optimizer; weight decay is in the groups."""
+    """Return a Trainer's arguments for its optimizer; the groups have the weight decay."""
     module = sys.modules.get("transformers.trainer")
     if module is None or not isinstance(caller, module.Trainer):
         return {}
@@ -118,7 +119,7 @@ def _told(caller: Any) -> dict[str, Any]:
 
 
 def _target(model: nn.Module, modules: str | list[str]) -> str | list[str]:
-    """Names of the weights of the modules that Trainer's own optimizers would find."""
+    """Return the weights' names of the modules that Trainer's own optimizers would find."""
     if isinstance(modules, str) and modules.replace("_", "-") == "all-linear":
         return "all-linear"
     from transformers.trainer_utils import check_target_module_exists
@@ -127,7 +128,7 @@ def _target(model: nn.Module, modules: str | list[str]) -> str | list[str]:
     found = [n for n in linear if check_target_module_exists(modules, n.rpartition(".")[0])]
     if not found:
         raise InvalidArgument(
-            f"for_trainer: optim_target_modules is {modules!r}, which no linear layer's name "
-            f"matches, expected a part of one or an expression for it, as of {linear[0]}"
+            f"for_trainer: optim_target_modules is {modules!r}, which matches no linear layer; "
+            f"pass a part of a layer's name or a regular expression for it, as for {linear[0]}"
         )
     return found

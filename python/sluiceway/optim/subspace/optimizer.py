@@ -34,7 +34,7 @@ from sluiceway.optim.subspace.state import (
 )
 from sluiceway.optim.subspace.weight_rates import weight_factors, with_factors
 
-_ZERO = 1e-20  # A factor on residuals, which divide by it; nothing is left of them beside eps.
+_ZERO = 1e-20  # A factor on residuals, which divide by it; beside eps such a residual vanishes.
 
 
 @documents_options(SubspaceArguments)
@@ -43,41 +43,42 @@ class SubspaceAdamW(EngineOptimizer):
 
     For each compressed weight W (m x n): S = P^T G Q leaves the device during backward, AdamW runs
     on the small core S on the host, and W += -lr scale P D Q^T is applied before the weight's next
-    forward [LSP-Offload, arXiv 2406.10181]. What S leaves of G, the residual, trains W on the
-    device, with neither first moment nor link; where no core was measured to pay, the codec auto
-    has none. Of a 3-D parameter, experts for one, each slice is such a weight. Norms, biases and
-    small weights are trained with AdamW on the device; `uncompressed` says what of them is more
-    than 1 % of all, and why. Embeddings and head are frozen unless `embeddings="identity"`, or
-    unless they stand in one of the `param_groups`.
+    forward [LSP-Offload, arXiv 2406.10181]. The residual, the part of G that S leaves out, trains
+    W on the device, without a first moment and without crossing the link. codec="auto" gives a
+    weight no core where none was measured to pay. Each slice of a 3-D parameter, for example of
+    experts, is such a weight. AdamW on the device trains norms, biases and small weights;
+    `uncompressed` lists the groups of them with more than 1 % of all elements, and why. Embeddings
+    and head are frozen unless `embeddings="identity"`, or unless you list them in `param_groups`.
 
-    docs/contract.md says on one page where this differs from torch's own optimizers. `.grad` of a
-    compressed weight has the norm of the gradient and not its values. Updates are applied while the
-    next forward runs, and every read of a weight through torch's functions waits for its update.
+    docs/contract.md lists on one page how this differs from torch's own optimizers. `.grad` of a
+    compressed weight has the norm of the gradient and not its values. The runtime applies updates
+    while the next forward runs, and every read of a weight through torch's functions waits for its
+    update.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Its trainable parameters are taken; hooks are registered on it until `close()`.
+        The optimizer trains its trainable parameters, and keeps hooks on it until `close()`.
     lr, betas, eps, weight_decay
         As in torch.optim.AdamW; mutable in `param_groups`.
     max_norm : float, optional
-        Clip the common norm of all gradients at this value inside `step()`. Residuals have no
-        part in it, nor in any other clipping or scaling of gradients: each is held to a root mean
-        square of 1 by itself. So weights without a core, as the codec auto mostly has them, are
-        not clipped.
+        Clip the common norm of all gradients at this value inside `step()`. Neither this nor any
+        other clipping or scaling of gradients changes residuals: the update of each is limited to
+        a root mean square of 1 by itself. So weights without a core, the most frequent choice of
+        codec="auto", are not clipped.
     param_groups : iterable of dict, optional
-        As torch's; default is one group of all trainable parameters. What stands in a group is
-        trained, embeddings and head through the identity codec; what stands in none is left to
-        others as it is.
+        Groups as in torch; default is one group of all trainable parameters. The optimizer trains
+        the parameters in its groups, embeddings and head through the identity codec, and does not
+        touch any other parameter.
     {options}
 
     Raises
     ------
     InvalidArgument, OutOfMemory, Unavailable
-        Nothing was changed.
+        The constructor changed nothing.
     """
 
-    _groups_are_written = True  # Groups that are given are a user's choice of what to train.
+    _groups_are_written = True  # The user chose by these groups what to train.
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class SubspaceAdamW(EngineOptimizer):
         self._residual_at_once = has_residuals and residual_at_once(options)
         self._gradients = ResidualGradients(self.device)
         self._early = EarlyResiduals(self._owner, engine, self.of_engine.names, options.accumulate)
-        closure = getattr(options.refresh, "closure", None)  # A file's policy has none.
+        closure = getattr(options.refresh, "closure", None)  # A policy from a file has no closure.
         self._calibration = Calibration(engine, closure, model, self.weights)
         self._scale = 0.0 if options.scale == "auto" else options.scale
         rates = resolve_weight_rates(options, options.weight_rates)
@@ -144,21 +145,21 @@ class SubspaceAdamW(EngineOptimizer):
         for number in numbers:
             engine.hold_residual(number)
 
-    # ---- What the hooks of the model tell ----
+    # ---- Calls from the model's hooks ----
 
     def before_forward(self, training: bool) -> None:
-        """A forward of the whole model begins."""
+        """Begin a forward of the whole model, and calibrate first if that is due."""
         super().before_forward(training)
         if training and not self._in_flight.forked() and self._calibration.due():
             with self._hooks.backward.reserved(), self.carrier.aside():
                 self._calibration.run()
 
     def used_again(self, weight: int) -> None:
-        """Let a weight's residual wait for the sum of its gradients, whatever was promised."""
+        """Let a weight's residual wait for the sum of its gradients, whatever `accumulate` is."""
         self._hold_residuals(self.engine, self.of_engine.numbers(weight))
 
     def expect_scaled_loss(self) -> None:
-        """Residuals wait until `step()` knows the scale."""
+        """Let residuals wait for `step()`, which knows the loss scale."""
         if not self._progress.scaled_loss:
             self._hold_residuals(self.engine, range(len(self.of_engine)))
         super().expect_scaled_loss()
@@ -176,7 +177,7 @@ class SubspaceAdamW(EngineOptimizer):
             self._early.prepare(super()._hypers(), self._hypers(self._scale), weights)
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """Compress it; the whole of it is kept for as long as its residual needs it."""
+        """Compress a gradient, and keep the whole gradient for as long as its residual needs it."""
         if not self._calibration.running:
             self._progress.given.add(weight)
         matrices = self.weights[weight].matrices(gradient)
@@ -185,14 +186,14 @@ class SubspaceAdamW(EngineOptimizer):
             self._calibration.after_gradient()
 
     def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """Sum it up, as the core of a gradient that nobody formed."""
+        """Add the core of a gradient that was never formed."""
         self._progress.given.add(weight)
         (number,) = self.of_engine.numbers(weight)
         self.engine.add_core(number, core, whole, self.device.compute())
 
     @property
     def calibrating(self) -> bool:
-        """Return whether a closure's gradients measure projectors, and train nothing."""
+        """Return whether a calibration runs, whose gradients train nothing."""
         return self._calibration.running
 
     def _add_matrix(self, number: int, gradient: torch.Tensor) -> None:
@@ -230,7 +231,7 @@ class SubspaceAdamW(EngineOptimizer):
             raise InvalidArgument(
                 "SubspaceAdamW: a GradScaler scales the gradients, but accumulate="
                 f"{self.options.accumulate} lets residuals train before it unscales them; "
-                "expected accumulate='auto'"
+                "use accumulate='auto'"
             )
 
     # ---- EngineOptimizer ----
@@ -259,8 +260,7 @@ class SubspaceAdamW(EngineOptimizer):
         if self._residual_at_once:
             self._early.check(super()._hypers())
         self._refuse_zeros_in_part(factor, own_factors)
-        # Whole gradients do not follow what others did to norms, but for a scaler's part and for
-        # zeros.
+        # Whole gradients ignore what you did to the norms, except a GradScaler's factor and zeros.
         of_residuals = factor if self._progress.scaled_loss else unscale
         if factor == 0:
             of_residuals = _ZERO
@@ -276,7 +276,7 @@ class SubspaceAdamW(EngineOptimizer):
         return skipped, norm, clip
 
     def _refuse_zeros_in_part(self, factor: float, own_factors: list[float]) -> None:
-        """Refuse zeros in some gradients, as a residual would train its weight all the same."""
+        """Refuse zeros in some gradients only, as a residual would still train its weight."""
         if factor == 0 or 0.0 not in own_factors:
             return
         for weight, own in zip(self.weights, own_factors, strict=True):
@@ -285,26 +285,26 @@ class SubspaceAdamW(EngineOptimizer):
             if own == 0 and any(kind != "none" for kind in kinds):
                 raise InvalidArgument(
                     f"{self._owner}.step: the gradient of {weight.name} was zeroed and others were "
-                    "not, expected all or none, as the residual of a weight does not follow its "
-                    "norm; freeze a part by requires_grad_(False) before the forward"
+                    "not, but the residual of a weight does not follow its norm and would still "
+                    "train it; freeze a part by requires_grad_(False) before the forward"
                 )
 
     def describe(self) -> list[dict[str, Any]]:
-        """Describe each weight; `why` says why it has its codec."""
+        """Describe each weight; `why` is the reason for its codec."""
         described = zip(super().describe(), reasons(self), strict=True)
         return [{**costs, "why": why} for costs, why in described]
 
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
-        """Tell `watch`, while projectors are fitted to their first gradients, how many of how many.
+        """Report the first fits of projectors: `watch(fitted, total)` is called for each.
 
-        It is called inside the first backward, between two weights.
+        The calls come inside the first backward, between two weights.
         """
         self._calibration.watch = watch
 
     def stats(self) -> dict[str, Any]:
-        """Numbers of the last step: as of every engine, and of projectors."""
+        """Return the numbers of the last step: those of every engine, and those of projectors."""
         raw = self._clock.raw
-        bias = raw["bias_mean"]  # Of gradients; else of tokens.
+        bias = raw["bias_mean"]  # Measured on gradients; without these, on sampled tokens.
         if bias is None and self.fused_linears is not None:
             bias = self.fused_linears.bias.last
         return {

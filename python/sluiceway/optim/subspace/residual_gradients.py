@@ -1,4 +1,4 @@
-"""Gradients that residuals need: of the step being gathered, and of the one being applied."""
+"""Gradients that residuals need, of the step being gathered and of the step being applied."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from sluiceway.machine.device_ops import DeviceOps, Made
 
 
 class ResidualGradients:
-    """Sums of a step's gradients, by weight; each lives until nobody reads it."""
+    """Sums of a step's gradients by weight; each is kept until its last reader is done."""
 
     def __init__(self, device: DeviceOps) -> None:
         self._device = device
         self.totals: dict[int, Made] = {}
         self.lent: dict[int, torch.Tensor] = {}
-        self.kept = 0  # Weights of the last step that their residual trained though it was skipped.
+        self.kept = 0  # Number of weights that residuals trained although the step was skipped.
 
     def add(self, weight: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Add a gradient, which is kept; returns the sum."""
+        """Add a gradient, keep it, and return the sum."""
         before = self.totals.get(weight)
         total = gradient if before is None else before.take().add_(gradient)
         self.totals[weight] = Made(total)
         return total
 
     def done(self, weight: int) -> None:
-        """The residual of a weight is trained already: its sum goes."""
+        """Free the sum of a weight whose residual has already trained."""
         del self.totals[weight]
 
     def drop(self) -> None:
-        """The sums of the step that was being gathered go."""
+        """Free the sums of the step being gathered."""
         self.totals.clear()
 
     def lend(self, kept: int) -> None:
-        """A step begins to be applied: each sum lives until its weight was waited for."""
+        """Begin to apply a step: keep each sum until `take_back` of its weight."""
         self.kept = kept
         self.lent.update((weight, total.take()) for weight, total in self.totals.items())
         self.totals.clear()
 
     def take_back(self, weight: int) -> None:
-        """The step is applied to a weight, or torch's stream waits until it is."""
+        """Free the sum of a weight whose update is applied, or is waited for by torch's stream."""
         total = self.lent.pop(weight, None)
         if total is not None:
             self._device.release(total)

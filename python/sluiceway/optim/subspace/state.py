@@ -1,4 +1,4 @@
-"""What a state of SubspaceAdamW holds of its engine, and how it comes back bit for bit."""
+"""Saves the engine's part of a state of SubspaceAdamW, and restores it bit for bit."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _WEIGHT_ENTRIES = (
 
 
 def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any]:
-    """The options that a state depends on: "auto" is as good as what it stands for."""
+    """Return the options that a state depends on, with "auto" replaced by its meaning."""
     return {
-        # A state of an earlier version has no word of what came later.
+        # A state of an earlier version lacks options that were added later.
         **{
             name: saved.get(name, SubspaceArguments.model_fields[name].default)
             for name in SubspaceArguments.names(in_state=True)
         },
-        # There was nothing else than equal.
+        # Earlier versions had only equal rates.
         "weight_rates": resolve_weight_rates(options, saved.get("weight_rates", "equal")),
         "ratio": resolve_ratio(options.codec, saved.get("ratio")),
         "residual": resolve_residual(options, saved.get("residual")),
@@ -56,7 +56,7 @@ def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any
 
 
 def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
-    """Everything of the engine but the states of its weights."""
+    """Return the engine's state without the states of its weights."""
     return {
         "arguments": _settled(optimizer.options, dict(optimizer.options)),
         "codecs": [choice["codec"] for choice in optimizer.describe()],
@@ -66,12 +66,12 @@ def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
 
 
 def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
-    """Refuse a state of other options, and weights' states that are broken; changes nothing.
+    """Refuse a state of other options, and broken states of weights; changes nothing.
 
     Raises
     ------
     InvalidArgument, Corrupt
-        All options that differ are named, and of what is broken the first.
+        Names all options that differ, and the first broken entry.
     """
     saved, options = state_dict[STATE_KEY], optimizer.options
     check_entries(f"its {STATE_KEY!r} entry", saved, ("arguments", "codecs", "refresh"))
@@ -87,7 +87,7 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
     for codec, choice in zip(saved["codecs"], choices, strict=True):
         if codec != choice["codec"]:
             theirs["codec"], ours["codec"] = codec, choice["codec"]
-    if set(saved["codecs"]) <= {"none", "identity"}:  # No core that they could shape.
+    if set(saved["codecs"]) <= {"none", "identity"}:  # There is no core to shape.
         for name in SHAPES_OF_CORES:
             theirs.pop(name), ours.pop(name)
     check_settings("load_state_dict", theirs, ours)
@@ -109,7 +109,7 @@ def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> 
 
 
 def _rate_factors(saved: dict[str, Any], count: int) -> Any:
-    """As saved; a state of an earlier version has none."""
+    """Return the saved factors, or 1 for each weight if an earlier version saved the state."""
     return saved.get("rate_factors", [1.0] * count)
 
 
@@ -132,7 +132,7 @@ def _try_refresh(engine: _core.SubspaceEngine, values: Any) -> None:
 
 
 def restore_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
-    """Put back what was checked."""
+    """Restore a state that `check_engine_state` has accepted."""
     for index, values in engine_states(optimizer, state_dict["state"]):
         optimizer.engine.load_weight_state(index, values)
     saved = state_dict[STATE_KEY]

@@ -1,11 +1,11 @@
-"""Learning rates of compressed weights by their size: what `weight_rates` stands for.
+"""Learning rates of compressed weights by their size, for the option `weight_rates`.
 
     k_w = RMS(W_w) / mean RMS(W)        the mean over all elements, weights as training begins
 
-The rate of weight w, of its core and of its residual, is k_w times that of its group, and its decay
-is that of the group. k is within [1/4, 4]. A weight of zeros, or one that is not finite, has 1 and
-no part in the mean, as its size says nothing.
-Adafactor scales steps likewise [arXiv 1804.04235, section 8], each by its weight's size as it is.
+Weight w trains its core and its residual with k_w times its group's learning rate, and decays as
+its group says. k is within [1/4, 4]. A weight that is all zeros or not finite has k = 1 and does
+not count in the mean, because its size says nothing.
+Adafactor scales steps likewise [arXiv 1804.04235, section 8], but by each weight's current size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEAST, _MOST = 0.25, 4.0
 
 @torch.no_grad()
 def weight_factors(matrices: Sequence[torch.Tensor]) -> list[float]:
-    """k of each matrix; each is read once."""
+    """Return k of each matrix; reads each matrix once."""
     if not matrices:
         return []
     norms = [torch.linalg.vector_norm(m, dtype=torch.float32) for m in matrices]
@@ -36,7 +36,7 @@ def weight_factors(matrices: Sequence[torch.Tensor]) -> list[float]:
 def with_factors(
     hypers: Iterable[tuple[float, ...]], factors: Sequence[float]
 ) -> list[tuple[float, ...]]:
-    """lr, beta1, beta2, eps and weight_decay of each weight, and what follows, at its own rate."""
+    """Apply each weight's k to lr, and 1/k to weight_decay; all other values stay."""
     return [
         (k * lr, beta1, beta2, eps, decay / k, *more)
         for (lr, beta1, beta2, eps, decay, *more), k in zip(hypers, factors, strict=True)

@@ -1,7 +1,7 @@
 """Layers whose backward computes their weight's core, and the gradient of their input.
 
-A fused layer is of a class of its own, which has the name of the class before: parameters, keys of
-`state_dict()` and `isinstance` are as they were, and a copy, or what is pickled, is of that class.
+Fusing gives a layer a class of its own with the name of its original class. Parameters, keys of
+`state_dict()` and `isinstance` stay the same; a copy or a pickle has the original class.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class _FusedProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.fused, ctx.shape, ctx.generation = fused, x.shape, fused.generation()
         ctx.save_for_backward(kept, weight, sample)
-        # Of one dtype, so that autocast keeps no copy of the weight, which would have no gradient.
+        # One dtype for all, so that autocast keeps no copy of the weight that gets no gradient.
         weight = weight.to(x.dtype)
         bias = None if bias is None else bias.to(x.dtype)
         if fused.inputs_are_rows:
             y = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight)
         else:
             y = functional.linear(x, weight, bias)
-        # Not a view: autograd lets nobody change a view in place that was made in here.
+        # Not a view: autograd forbids in-place changes of a view that a Function made.
         return torch_private.reshaped(y, (*x.shape[:-1], y.shape[-1]))
 
     @staticmethod
@@ -57,13 +57,13 @@ class _FusedProduct(torch.autograd.Function):
 
 
 class FusedLayer(nn.Module):
-    """What a layer's class has in front of its own while the layer is fused."""
+    """Base class that a fused layer's class has before the layer's original class."""
 
     fused: ClassVar[FusedWeight]
     unfused: ClassVar[type[nn.Module]]
 
     def forward(self, *arguments: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
-        """Do what the layer's own does; the argument may be given by its name: `input`, or `x`."""
+        """Compute the original forward; you may pass the argument by name, `input` or `x`."""
         if named or len(arguments) != 1:
             return super().forward(*arguments, **named)
         (x,) = arguments
@@ -71,13 +71,13 @@ class FusedLayer(nn.Module):
             return super().forward(x)
         cast = _autocast_dtype(x)
         if cast is None and x.dtype != self.weight.dtype:
-            return super().forward(x)  # Which says what is wrong.
+            return super().forward(x)  # It raises the error that the user expects.
         computed = x if cast is None else x.to(cast)
         kept, sample = self.fused.enter(x, computed), self.fused.sample(computed)
         return _FusedProduct.apply(computed, self.weight, self.bias, kept, sample, self.fused)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        # By protocol 0, since pickle lets no later one give another class than the object's.
+        # Protocol 0, as pickle allows a class other than the object's in no later protocol.
         make, arguments, *rest = super().__reduce_ex__(0)
         as_before = (self.unfused if one is type(self) else one for one in arguments)
         return make, tuple(as_before), *rest
@@ -92,7 +92,7 @@ def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
 
 
 def why_not_fused(module: nn.Module) -> str | None:
-    """Why a layer cannot be fused; None: it can be, or it is."""
+    """Return why a layer cannot be fused; None if it can be fused or is fused already."""
     if isinstance(module, FusedLayer):
         return None
     kind = type(module)
@@ -108,7 +108,7 @@ def _is_conv1d(kind: type) -> bool:
 
 
 def has_inputs_as_rows(module: nn.Module) -> bool:
-    """Return whether its weight is [in, out]."""
+    """Return whether the layer's weight is [in, out]."""
     return _is_conv1d(type(module))
 
 
@@ -122,8 +122,8 @@ def fuse(module: nn.Module, fused: FusedWeight) -> None:
 
 
 def unfuse(module: nn.Module) -> None:
-    """Leave it as it was found; idempotent."""
+    """Give a layer its original class back; idempotent."""
     if isinstance(module, FusedLayer):
         module.fused.let_go()
-        if FusedLayer in type(module).__bases__:  # Else its class is somebody's by now.
+        if FusedLayer in type(module).__bases__:  # Otherwise other code has changed its class.
             module.__class__ = module.unfused

@@ -1,4 +1,4 @@
-"""What fused linears change in a plan: what a rehearsal keeps for backward, and computes there."""
+"""Fuses the layers of a plan's rehearsal, which then keeps and computes less in backward."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sluiceway.optim.subspace.fused.rehearsed import fuse_rehearsed
 
 
 class FusedPlan:
-    """Fuses the layers of a rehearsal as a run does in the step that takes the most memory.
+    """Fuses the layers of a rehearsal as a run does in its step of the most memory.
 
     Parameters
     ----------
     engine : SubspaceSection
     codec : str
     selection : Selection
-        Of the model that is planned.
+        Weights of the planned model.
     costs : list of dict
-        Of every matrix, in the order of the engine: `core_rows`, `core_cols`, `elements` and
-        `project_scratch_elems`.
+        `core_rows`, `core_cols`, `elements` and `project_scratch_elems` of every matrix, in the
+        engine's order.
     has_residual : bool
-        What the core leaves of a gradient trains its weight in turns.
+        Residuals train the weights, in turns.
     forms_all : bool
-        Some step forms every gradient, to fit or to measure projectors: no layer is fused in it.
+        Some step forms every gradient, to fit or to measure projectors, and fuses no layer.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FusedPlan:
         self._turn = sizes.index(max(sizes))
 
     def described(self) -> dict[str, Any]:
-        """As the summary of a run."""
+        """Return the fused weights as a run's summary has them."""
         reasons = {w.name: self._why_left(w, cost) for w, _, cost in self._numbered()}
         left = {name: why for name, why in reasons.items() if why is not None}
         residuals = ["factored" if self._has_residual else "none"]
@@ -55,7 +55,7 @@ class FusedPlan:
         return describe_fused(len(reasons) - len(left), left, every, residuals)
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """The same model, its layers fused but for those whose gradient the step forms."""
+        """Fuse all layers whose gradient the step does not form; returns the same model."""
         if self._forms_all:
             return model
         chosen = [
@@ -67,7 +67,7 @@ class FusedPlan:
         return model
 
     def _numbered(self) -> list[tuple[CompressedWeight, int, dict[str, Any]]]:
-        """Every weight, the engine's number of its first matrix, and what that costs."""
+        """List every weight, the engine's number of its first matrix, and that matrix's costs."""
         found, number = [], 0
         for weight in self._compressed:
             found.append((weight, number, self._costs[number]))

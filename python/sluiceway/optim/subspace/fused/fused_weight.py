@@ -1,4 +1,4 @@
-"""One weight whose layer computes cores, and the optimizer that they go to."""
+"""One weight whose layer computes cores, and the optimizer that receives them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 _NO_STEP = -1
-_UNITS = 256  # Projected at once.
+_UNITS = 256  # Unit vectors projected at once.
 
 
 class _SumOfUses:
-    """The core of one weight in one backward; autograd holds it until that ends, or raises."""
+    """Core of one weight in one backward; autograd holds it until the backward ends or raises."""
 
     core: Made | None = None
 
@@ -32,21 +32,21 @@ class _SumOfUses:
 
 
 class FusedWeight(LayerCore):
-    """What the layer of one weight asks in forward, and gives in backward.
+    """Answers the forward of one weight's layer, and takes the core from its backward.
 
-    The optimizer is held weakly, so that a model does not keep a dropped one alive.
+    It holds the optimizer weakly, so that a model does not keep a dropped optimizer alive.
 
     Parameters
     ----------
     optimizer : SubspaceAdamW
     number : int
-        Of the compressed weight.
+        Number of the compressed weight.
     inputs_are_rows : bool
-        The weight is [in, out], as that of a Conv1D.
+        The weight is [in, out], like the weight of a Conv1D.
     shared : SharedInput, optional
-        Of all layers that share Q with this one.
+        The input shared by all layers that share Q with this one.
     bias : SampledBias
-        Of all fused layers of the optimizer.
+        The bias measured on all fused layers of the optimizer.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class FusedWeight(LayerCore):
         self._orthonormal = has_orthonormal_columns(described["codec"], optimizer.options.nnz)
         self.name = described["name"]
         self.parameter = optimizer.weights[number].parameter
-        # Decided once a step: a forward that checkpointing repeats does as the first one did.
+        # Decided once a step, so that a forward repeated by checkpointing does as the first did.
         self._decided_in = _NO_STEP
         self._forms_gradient = False
-        # By backward; one may run inside of another.
+        # Keyed by backward, as one backward may run inside another.
         self._sums: weakref.WeakValueDictionary[int, _SumOfUses] = weakref.WeakValueDictionary()
         self._hooks = weakref.ref(optimizer._hooks)
         self._let_go = False
@@ -88,17 +88,17 @@ class FusedWeight(LayerCore):
         return self._optimizer() is optimizer
 
     def let_go(self) -> None:
-        """Nothing of a backward comes here any more; idempotent."""
+        """Stop taking cores from backward; idempotent."""
         self._handle.remove()
         self._let_go = True
 
     # ---- Forward ----
 
     def takes(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
-        """Return whether a forward need not lead to a gradient: nobody would read it."""
+        """Return whether a forward may do without the weight's gradient, as no code reads it."""
         if weight is not self.parameter or not torch.is_grad_enabled() or not weight.requires_grad:
             return False
-        # Hooks of others get the gradient itself; one after the accumulation is ours.
+        # Other hooks need the gradient itself; one hook after the accumulation is our own.
         hooks = torch_private.accumulation_hooks(weight)
         if torch_private.has_gradient_hooks(weight) or len(hooks) > 1:
             return False
@@ -119,15 +119,15 @@ class FusedWeight(LayerCore):
         return self._forms_gradient
 
     def step(self) -> int:
-        """Committed ones."""
+        """Return the number of committed steps."""
         return self._optimizer().engine.committed_steps
 
     def generation(self) -> int:
-        """Which projectors there are now."""
+        """Return the generation of the weight's current projectors."""
         return self._optimizer().engine.generation(self._of_engine)
 
     def fill(self, side: str, rows: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-        """By the engine, which has the projectors."""
+        """Project rows in the engine, which has the projectors."""
         optimizer = self._optimizer()
         compute = optimizer.device.compute()
         optimizer.engine.project(self._of_engine, side, rows, out, scratch, compute)
@@ -135,12 +135,12 @@ class FusedWeight(LayerCore):
     # ---- Backward ----
 
     def accumulates(self) -> bool:
-        """Return whether the backward that runs adds to the gradient of the weight.
+        """Return whether the running backward adds to the gradient of the weight.
 
         Raises
         ------
         Unavailable
-            It is one of `torch.autograd.grad()` that returns this gradient.
+            The backward is a `torch.autograd.grad()` that returns this gradient.
         """
         try:
             return torch_private.backward_reaches(self._node)
@@ -148,20 +148,20 @@ class FusedWeight(LayerCore):
             if "leaf node" not in str(error):
                 raise
             raise Unavailable(
-                f"fuse_linears: torch.autograd.grad() is asked for the gradient of {self.name}, "
-                "which its layer does not form, expected backward(); call unfuse() before the "
+                f"fuse_linears: torch.autograd.grad() asks for the gradient of {self.name}, "
+                "which its fused layer does not form; use backward(), or call unfuse() before the "
                 "forward"
             ) from None
 
     def add(
         self, dy: torch.Tensor, kept: torch.Tensor, generation: int, sample: torch.Tensor | None
     ) -> None:
-        """Add the core of one use of the weight; `kept` and `sample` are what the forward got.
+        """Add the core of one use of the weight; the forward returned `kept` and `sample`.
 
         Raises
         ------
         InvalidArgument
-            Projectors were replaced since the forward, or another thread runs a backward.
+            The engine replaced projectors since the forward, or another thread runs a backward.
         """
         self._check(generation)
         x, y = self.sides(dy, kept)
@@ -192,7 +192,7 @@ class FusedWeight(LayerCore):
             self._bias.note(self.name, relative_bias(whole, core, back, len(dy)))
 
     def _back(self, side: str, rows: torch.Tensor) -> torch.Tensor:
-        """Rows P^T, or rows Q^T; what P and Q are the engine shows by projecting unit vectors."""
+        """Return rows P^T or rows Q^T; the engine reveals P and Q by projecting unit vectors."""
         count, parts = self.parameter.shape[0 if side == "p" else 1], []
         for first in range(0, count, _UNITS):
             units = rows.new_zeros((min(_UNITS, count - first), count), dtype=torch.float32)
@@ -205,19 +205,19 @@ class FusedWeight(LayerCore):
         if optimizer is None or self._let_go:
             raise InvalidArgument(
                 f"fuse_linears: the layer of {self.name} was unfused, or its optimizer closed, "
-                "between forward and backward, expected neither; repeat the forward"
+                "between forward and backward; repeat the forward"
             )
         if optimizer.engine.generation(self._of_engine) != generation:
             raise InvalidArgument(
                 f"fuse_linears: the projectors of {self.name} were replaced between forward and "
-                "backward, expected the same ones; repeat the forward"
+                "backward; repeat the forward"
             )
         optimizer._hooks.backward.refuse_elsewhere("backward()")
 
     def _hand_over(self, gradient: torch.Tensor | None) -> None:
-        """Hand the core over: every use of the weight in this backward has been seen.
+        """Hand the core over after the weight's last use in this backward.
 
-        The accumulation has a stream of its own, and no gradient that autograd would order.
+        The accumulation has a stream of its own, and no gradient for autograd to order it by.
         """
         uses = self._sums.pop(torch_private.running_backward(), None)
         hooks = self._hooks()

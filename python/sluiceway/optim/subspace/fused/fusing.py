@@ -1,4 +1,4 @@
-"""Which layers of a model compute cores for an optimizer, and why the others do not."""
+"""Chooses the layers of a model that compute cores for an optimizer, and says why others do not."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class FusedLinears:
     names : list of str
         Weights whose layers compute cores.
     left : dict of str to str
-        Compressed weights whose gradients are formed as before, and why.
+        The reason by name for each compressed weight whose gradient is still formed.
     bias : SampledBias
-        What projectors leave of the gradients that are not formed.
+        Bias of the projectors on the gradients that are not formed.
     """
 
     def __init__(self, weights: list[CompressedWeight], measures_bias: bool = True) -> None:
@@ -50,14 +50,14 @@ class FusedLinears:
         self._layers: list[nn.Module] = []
 
     def fuse(self, layer: nn.Module, name: str, weight: Any) -> None:
-        """Let a layer compute cores for `weight`, a `FusedWeight` or what stands in for one."""
+        """Let a layer compute cores for `weight`, a `FusedWeight` or a stand-in for one."""
         fuse(layer, weight)
         self._layers.append(layer)
         self.names.append(name)
         self.left.pop(name, None)
 
     def unfuse(self) -> None:
-        """Let every layer form its gradient again; idempotent, and done by `close()`."""
+        """Let every layer form its gradient again; idempotent, and called by `close()`."""
         for layer in self._layers:
             unfuse(layer)
         self.left.update(dict.fromkeys(self.names, "unfused"))
@@ -66,7 +66,7 @@ class FusedLinears:
         self.bias.leave()
 
     def add(self, optimizer: SubspaceAdamW, number: int, layer: nn.Module) -> None:
-        """Fuse one layer, unless it is."""
+        """Fuse one layer, unless it is fused already."""
         if isinstance(layer, FusedLayer):
             return
         name = optimizer.weights[number].name
@@ -75,9 +75,9 @@ class FusedLinears:
         self.fuse(layer, name, FusedWeight(optimizer, number, rows, shared, self.bias))
 
     def shared(self, name: str, learns: bool) -> SharedInput | None:
-        """What the layers have in common that read one input, where they share Q as well.
+        """Return the `SharedInput` of all layers that read one input with one Q; None if unshared.
 
-        A codec that learns has a Q of its own for each of them.
+        A codec that learns has a Q of its own for each layer.
         """
         shared = self._inputs.get(self._first_of.get(name, ""))
         if shared is None or learns:
@@ -87,41 +87,42 @@ class FusedLinears:
 
 
 def fuse_linears(model: nn.Module, opt: SubspaceAdamW) -> FusedLinears:
-    """Let linear layers compute the core of their weight's gradient, and never the gradient.
+    """Let linear layers compute the core of their weight's gradient without forming the gradient.
 
-    S = P^T (Y^T X) Q = (Y P)^T (X Q), Y the gradient of the output and X the input: a product of
-    the core's size takes the place of one of the weight's, there is no gradient in memory, and
-    backward needs X Q in place of X. `nn.Linear` and transformers' `Conv1D` keep class name,
-    parameters and the keys of `state_dict()`; copies of the model, and what is pickled of it, have
-    ordinary layers. `opt.close()` leaves the model as it was.
+    S = P^T (Y^T X) Q = (Y P)^T (X Q), Y the gradient of the output and X the input. A product of
+    the core's size replaces one of the weight's size, memory holds no gradient, and backward needs
+    X Q in place of X. `nn.Linear` and transformers' `Conv1D` keep class name, parameters and the
+    keys of `state_dict()`; copies and pickles of the model have ordinary layers. `opt.close()`
+    leaves the model as it was.
 
-    Residuals need gradients: either the optimizer has none (`residual="none"`), or
-    `residual_every=k`, and every k-th step a weight forms its gradient, in turns. So it does in a
-    step in which its projectors are measured or fitted; where it has a hook (`p.register_hook()`)
-    or is read by a compiled graph, a transform of `torch.func` or `torch.jit.trace`; and of what
-    else than its layer reads it.
+    Residuals need gradients, so set `residual="none"`, or `residual_every=k`: then each weight
+    forms its gradient in every k-th step, in turns. A weight also forms its gradient in a step
+    that measures or fits its projectors; if it has a hook (`p.register_hook()`); if a compiled
+    graph, a transform of `torch.func` or `torch.jit.trace` reads it; and for each use of it
+    outside of its layer.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The optimizer's, or a part of it.
+        The optimizer's model, or a part of it.
     opt : SubspaceAdamW
 
     Returns
     -------
     FusedLinears
-        What is fused, what is left and why, and `unfuse()`. Called again it fuses what is not.
+        The fused weights, the others with the reason for each, and `unfuse()`. A second call fuses
+        the layers that are not fused yet.
 
     Raises
     ------
     InvalidArgument
-        `opt` is another optimizer, every step needs every gradient, or a linear weight belongs to
-        another optimizer that is open. Nothing was changed.
+        `opt` is no SubspaceAdamW, every step needs every gradient, or a linear weight belongs to
+        another open optimizer. The call changed nothing.
     """
     if not isinstance(getattr(opt, "engine", None), _core.SubspaceEngine):
         raise InvalidArgument(
             f"fuse_linears: opt is {type(opt).__name__}, expected SubspaceAdamW; pass the "
-            "optimizer itself, not what wraps it"
+            "optimizer itself, not a wrapper of it"
         )
     opt._check_open()
     _check_owner(model, opt)
@@ -129,7 +130,7 @@ def fuse_linears(model: nn.Module, opt: SubspaceAdamW) -> FusedLinears:
 
 
 def fuse_own(model: nn.Module, opt: SubspaceAdamW) -> FusedLinears:
-    """As `fuse_linears`, whoever else trains other layers of the model."""
+    """Fuse layers like `fuse_linears`, also if other optimizers train other layers of the model."""
     inside = {id(p) for p in model.parameters()}
     chosen = [
         (n, _why_left(opt, n)) for n, w in enumerate(opt.weights) if id(w.parameter) in inside
@@ -156,8 +157,8 @@ def _check_owner(model: nn.Module, opt: SubspaceAdamW) -> None:
     inside = {id(p) for p in model.parameters()}
     if not any(id(weight.parameter) in inside for weight in opt.weights):
         raise InvalidArgument(
-            f"fuse_linears: {opt.weights[0].name} and all other compressed weights of the "
-            "optimizer are not of this model, expected the model that it was made with"
+            f"fuse_linears: this model has no compressed weight of the optimizer, for example not "
+            f"{opt.weights[0].name}; pass the model that the optimizer was made with"
         )
 
 
@@ -166,7 +167,7 @@ def _check_turns(opt: SubspaceAdamW, numbers: list[int]) -> None:
     if opt.options.residual_every == 1 and residuals:
         raise InvalidArgument(
             f"fuse_linears: residual is {residuals.pop()!r} with residual_every=1, which needs "
-            "every gradient in every step, expected residual='none', or residual_every of 2 or more"
+            "every gradient in every step; set residual='none', or residual_every to 2 or more"
         )
 
 
@@ -175,7 +176,7 @@ def _described(opt: SubspaceAdamW, number: int) -> dict[str, Any]:
 
 
 def _linear_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Trained weights of linear layers."""
+    """Yield the trained weights of linear layers with their names."""
     for prefix, module in model.named_modules():
         linear = isinstance(module, nn.Linear) or has_inputs_as_rows(module)
         weight = torch_private.held_parameters(module).get("weight")
@@ -189,7 +190,7 @@ def _why_left(opt: SubspaceAdamW, number: int) -> str | None:
 
 
 def why_left(weight: CompressedWeight, codec: str, projects: bool) -> str | None:
-    """Why the gradient of a weight is formed in every step; None: it need not be."""
+    """Return why every step forms the gradient of a weight; None if steps need not."""
     if weight.identity:
         return "an embedding or the head"
     if weight.is_batch:
@@ -207,18 +208,18 @@ def why_left(weight: CompressedWeight, codec: str, projects: bool) -> str | None
 def describe_fused(
     weights: int, left: dict[str, str], every: int, residuals: Iterable[str]
 ) -> dict[str, Any]:
-    """What is fused, what is not and why, and what a fused layer does without, as plain values.
+    """Describe fused weights, the others with reasons, and the loss by fusing, as plain values.
 
     Parameters
     ----------
     weights : int
-        Fused ones.
+        Number of fused weights.
     left : dict of str to str
-        As that of `FusedLinears`.
+        Reasons by name, as `FusedLinears.left`.
     every : int
         Steps between two residuals of a weight.
     residuals : iterable of str
-        Of each weight.
+        The option `residual` of each weight.
     """
     lost = "what a core leaves of a gradient trains nothing"
     if any(one != "none" for one in residuals):
@@ -227,7 +228,7 @@ def describe_fused(
 
 
 def fused_summary(opt: SubspaceAdamW) -> dict[str, Any] | None:
-    """As `describe_fused`; None: nothing was asked for."""
+    """Return `describe_fused` of an optimizer; None if it was not asked to fuse."""
     fused = opt.fused_linears
     if fused is None:
         return None
@@ -236,7 +237,7 @@ def fused_summary(opt: SubspaceAdamW) -> dict[str, Any] | None:
 
 
 def fused_lines(described: dict[str, Any] | None) -> list[str]:
-    """The same for people, one line a reason."""
+    """Describe the fused weights as text, with one line per reason."""
     if described is None:
         return []
     weights, left = described["weights"], described["left"]

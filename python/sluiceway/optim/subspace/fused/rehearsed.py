@@ -1,4 +1,4 @@
-"""Fused layers of a rehearsal: tensors of the sizes that a run has, and nothing in them."""
+"""Fused layers of a rehearsal, with tensors of a run's sizes but without values."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from sluiceway.optim.subspace.fused.layer_core import LayerCore
 
 
 class RehearsedWeight(LayerCore):
-    """What a fused layer asks of its weight, where there is no engine."""
+    """Answers a fused layer in place of its weight when there is no engine."""
 
     def takes(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
-        """Return whether a forward leads to a core: one that a backward may follow."""
+        """Return whether a backward may follow this forward, which then leads to a core."""
         return torch.is_grad_enabled()
 
     def step(self) -> int:
-        """The first one."""
+        """Return the first step."""
         return 0
 
     def generation(self) -> int:
-        """Projectors are never replaced."""
+        """Return 0, as projectors are never replaced."""
         return 0
 
     def fill(self, side: str, rows: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-        """Nothing reads it."""
+        """Leave `out` as it is, since no code reads it."""
 
     def accumulates(self) -> bool:
-        """Every backward does."""
+        """Return True, as every backward adds a core."""
         return True
 
     def add(
         self, dy: torch.Tensor, kept: torch.Tensor, generation: int, sample: torch.Tensor | None
     ) -> None:
-        """A core comes and goes."""
+        """Compute a core and drop it."""
         self.core(*self.sides(dy, kept))
 
     def let_go(self) -> None:
-        """It holds nothing."""
+        """Do nothing, as this weight holds nothing."""
 
 
 def fuse_rehearsed(
     model: nn.Module, weights: list[tuple[CompressedWeight, dict[str, Any]]], share_inputs: bool
 ) -> None:
-    """Let layers of a model make cores for nobody, until the model goes.
+    """Let layers of a model compute cores and drop them, for the model's lifetime.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Its tensors may have no storages by which two of them could be told apart.
+        Its tensors may lack the storages that would tell two of them apart.
     weights : list of (CompressedWeight, dict)
-        Of another model like it: those that a run fuses and whose gradient the step does not form;
-        `core_rows`, `core_cols` and `project_scratch_elems` of each.
+        Weights of another model like it that a run fuses and whose gradient the step does not
+        form, each with its `core_rows`, `core_cols` and `project_scratch_elems`.
     share_inputs : bool
     """
     fused = FusedLinears([weight for weight, _ in weights] if share_inputs else [])

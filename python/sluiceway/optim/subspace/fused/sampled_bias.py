@@ -1,16 +1,17 @@
-"""The relative estimation bias of projectors on gradients that nobody forms, from some tokens.
+"""Estimates the relative bias of projectors on gradients that are never formed, from some tokens.
 
 With Y and X of T tokens each and G = Y^T X, for any A with a row a token and B likewise,
 
     |A^T B|^2 = sum over pairs of tokens t, u of (A A^T)_tu (B B^T)_tu
 
-so that |G|^2 comes of Y and X, |P^T G Q|^2 of Y P and X Q, and |P P^T G Q Q^T|^2 of Y P P^T and
-X Q Q^T; the last two are equal where columns are orthonormal. Of b = P P^T G Q Q^T - G then
+so that |G|^2 follows from Y and X, |P^T G Q|^2 from Y P and X Q, and |P P^T G Q Q^T|^2 from
+Y P P^T and X Q Q^T; the last two are equal if columns are orthonormal. The bias
+b = P P^T G Q Q^T - G then has
 
     |b|^2 = |P P^T G Q Q^T|^2 - 2 |P^T G Q|^2 + |G|^2
 
-Of a sample of the tokens the sums over t = u and over t != u are scaled to those of all T: without
-that the bias of few tokens would be taken for that of many.
+A sample of the tokens gives the sums over t = u and over t != u, which are each scaled to all T
+tokens. Without this scaling the result would be the bias of a few tokens.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ import torch
 
 from sluiceway.machine.device_ops import Made
 
-_TOKENS = 256  # Of a measurement, or a few more.
-_WEIGHTS = 4  # Measured in a step, in turns.
+_TOKENS = 256  # Tokens of a measurement, or a few more.
+_WEIGHTS = 4  # Weights measured in a step, in turns.
 
 Sides = tuple[torch.Tensor, torch.Tensor]
 
 
 def sampled(rows: torch.Tensor) -> torch.Tensor:
-    """Evenly spaced tokens of a tensor with one a row; all of them where there are few."""
+    """Return evenly spaced rows of a tensor with one token a row, or all rows if they are few."""
     rows = rows.reshape(-1, rows.shape[-1])
     stride = max(1, len(rows) // _TOKENS)
     return rows[stride // 2 :: stride]
 
 
 def relative_bias(whole: Sides, core: Sides, back: Sides | None, tokens: int) -> torch.Tensor:
-    """|b| / |G|, without waiting for the device.
+    """Compute |b| / |G| without waiting for the device.
 
     Parameters
     ----------
     whole : tuple of torch.Tensor
         Y and X of sampled tokens.
     core : tuple of torch.Tensor
-        Y P and X Q of the same.
+        Y P and X Q of the same tokens.
     back : tuple of torch.Tensor, optional
-        Y P P^T and X Q Q^T; None: columns are orthonormal.
+        Y P P^T and X Q Q^T; None if columns are orthonormal.
     tokens : int
-        How many there are in all.
+        Number of all tokens.
     """
     gradient, inner = sum_of_squares(whole, tokens), sum_of_squares(core, tokens)
     outer = inner if back is None else sum_of_squares(back, tokens)
@@ -55,7 +56,7 @@ def relative_bias(whole: Sides, core: Sides, back: Sides | None, tokens: int) ->
 
 
 def sum_of_squares(sides: Sides, tokens: int) -> torch.Tensor:
-    """|A^T B|^2 of all tokens, from `sides` of those that were sampled."""
+    """Estimate |A^T B|^2 of all tokens from the sides of the sampled ones."""
     a, b = (side.float() for side in sides)
     products = (a @ a.t()).mul_(b @ b.t())
     itself = products.diagonal().sum(dtype=torch.float64)
@@ -67,19 +68,19 @@ def sum_of_squares(sides: Sides, tokens: int) -> torch.Tensor:
 
 
 class SampledBias:
-    """What was measured of the fused layers of an optimizer, a few of them in each step.
+    """Bias measured on the fused layers of an optimizer, a few layers in each step.
 
-    What is measured is read one step later, so that no step waits for the device.
+    A step's measurements are read one step later, so that no step waits for the device.
 
     Parameters
     ----------
     measures : bool
-        False: gradients are formed to measure it by, and no layer ever has its turn.
+        If False, the engine measures the bias on formed gradients, and no layer has a turn here.
 
     Attributes
     ----------
     last : float or None
-        Mean of what the step before the last one has measured.
+        Mean of the measurements of the step before the last one.
     by_weight : dict of str to float
         The last measurement of each weight.
     """
@@ -93,28 +94,28 @@ class SampledBias:
         self._earlier: list[tuple[str, Made]] = []
 
     def join(self) -> int:
-        """One layer more; its place in the turns."""
+        """Count one more layer, and return its place in the turns."""
         self._layers += 1
         return self._layers - 1
 
     def leave(self) -> None:
-        """No layer is left; what they measured stays."""
+        """Forget all layers, but keep their measurements."""
         self._layers = 0
 
     def drop(self) -> None:
-        """The gradients of this step are given up."""
+        """Drop this step's measurements, because its gradients are dropped."""
         self._measured = []
 
     def due(self, place: int, step: int) -> bool:
-        """Return whether a layer has its turn in a step."""
+        """Return whether it is the layer's turn in this step."""
         return self._measures and (place - step * _WEIGHTS) % self._layers < _WEIGHTS
 
     def note(self, name: str, bias: torch.Tensor) -> None:
-        """A weight's was measured in this step."""
+        """Add the bias of a weight that was measured in this step."""
         self._measured.append((name, Made(bias)))
 
     def end_step(self) -> None:
-        """Read what the step before this one has measured."""
+        """Read the measurements of the step before this one."""
         names = [name for name, _ in self._earlier]
         biases = [bias.take() for _, bias in self._earlier]
         found = list(zip(names, torch.stack(biases).tolist() if biases else [], strict=True))
@@ -124,7 +125,7 @@ class SampledBias:
         self.last = _mean([bias for _, bias in found])
 
     def summary(self) -> dict[str, float | int] | None:
-        """The mean of the last measurements, and of how many weights; None: there was none."""
+        """Return the mean of the last measurements and the number of weights; None without any."""
         mean = _mean(list(self.by_weight.values()))
         return None if mean is None else {"mean": mean, "weights": len(self.by_weight)}
 

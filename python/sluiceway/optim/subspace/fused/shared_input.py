@@ -1,4 +1,4 @@
-"""An input that several layers project by the same Q: projected once, and kept once."""
+"""Projects an input once, and keeps it once, for several layers that have the same Q."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluiceway.optim.common import torch_private
 
 @dataclass
 class _Projected:
-    """What an input was projected to, and how many layers have not asked for it yet."""
+    """A projected input, and the number of layers that have not asked for it yet."""
 
     of: weakref.ref[torch.Tensor]
     version: int
@@ -23,14 +23,14 @@ class _Projected:
     left: int
 
     def fits(self, x: torch.Tensor, dtype: torch.dtype) -> bool:
-        """Return whether it is of this very input, which has not changed since."""
+        """Return whether it was projected from this very input, which has not changed since."""
         return self.of() is x and self.version == torch_private.version(x) and self.dtype == dtype
 
 
 class SharedInput:
     """The last input of the layers that share a Q.
 
-    Nothing is held for longer than the input itself lives, or than all layers have asked for it.
+    It frees the projected input when the input itself is freed, or when all layers have asked.
     """
 
     def __init__(self) -> None:
@@ -38,14 +38,14 @@ class SharedInput:
         self._last: _Projected | None = None
 
     def join(self) -> None:
-        """One layer more."""
+        """Count one more layer."""
         self._layers += 1
 
     def projected(
         self, x: torch.Tensor, dtype: torch.dtype, project: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        """What `project` returns, or has returned for this input; of `dtype`."""
-        last = self._last  # Another thread may put its own in the place.
+        """Return the result of `project` for this input and `dtype`, computed once."""
+        last = self._last  # Another thread may replace it.
         if last is None or not last.fits(x, dtype):
             of = weakref.ref(x, self._forget)
             rows = Made(project())

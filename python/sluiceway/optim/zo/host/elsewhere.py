@@ -1,11 +1,11 @@
-"""Parameters whose own memory does not hold the trained weights while nothing runs.
+"""Parameters whose own memory does not hold the trained weights between two forwards.
 
-Such a parameter has a class of its own. torch asks that class before any function gets the
-parameter: one that looks at the shape or the like goes on, and one that reads or writes elements is
-refused, unless the memory can be brought up to date. A copy (`copy.deepcopy(model)`, pickle,
-`torch.save(model)`) has the trained weights.
+Such a parameter has a class of its own, and torch asks that class before any function gets the
+parameter. A function that reads only the shape or the like runs. One that reads or writes elements
+raises InvalidArgument, unless the memory can be brought up to date. A copy
+(`copy.deepcopy(model)`, pickle, `torch.save(model)`) has the trained weights.
 
-Code that goes around torch's function protocol, TorchScript for one, is not asked.
+Code that bypasses torch's function protocol, for example TorchScript, is not checked.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.zo.halves.substitution import is_no_read
 
-# Of a tensor that has the type and the place already they return the tensor itself.
+# These return the tensor itself if it already has the type and the device.
 _CONVERSIONS = {
     *("to", "type", "type_as", "cpu", "cuda", "float", "double", "half", "bfloat16", "contiguous"),
 }
-_LOOKS = {"_has_compatible_shallow_copy_type", "_is_view"}  # Beside those of weights in flight.
-_KEEPER = "_sluiceway_keeper"  # The attribute of such a parameter that leads to its weights.
-_SAVES = nn.Module._save_to_state_dict.__code__  # A hook of the module puts theta in afterwards.
+_LOOKS = {"_has_compatible_shallow_copy_type", "_is_view"}  # In addition to torch_private.LOOKS.
+_KEEPER = "_sluiceway_keeper"  # Attribute of such a parameter that leads to its weights.
+_SAVES = nn.Module._save_to_state_dict.__code__  # A hook of the module inserts theta afterwards.
 
 
 class Keeper(Protocol):
-    """Has the trained weights of parameters."""
+    """Keeps the trained weights of parameters."""
 
     owner: str  # The optimizer's name, for errors.
 
     def name_of(self, p: nn.Parameter) -> str:
-        """The parameter's name in the model."""
+        """Return the parameter's name in the model."""
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """A copy of the trained weights on the device."""
+        """Return a copy of the trained weights on the device."""
 
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
-        """A copy of the trained weights in host memory."""
+        """Return a copy of the trained weights in host memory."""
 
     def settle(self, p: nn.Parameter) -> bool:
-        """Whether the parameter's own memory holds the trained weights when this returns."""
+        """Update the parameter's own memory if possible; returns whether that has worked."""
 
 
 def _check(value: Any) -> None:
@@ -57,7 +57,7 @@ def _check(value: Any) -> None:
 
 
 class _Elsewhere:
-    """What a parameter's class has in front of its own."""
+    """Base class that such a parameter's class has before its original class."""
 
     @classmethod
     def __torch_function__(
@@ -72,7 +72,7 @@ class _Elsewhere:
         with torch_private.asking_no_class():
             result = func(*args, **kwargs)
         if converts and isinstance(result, torch.Tensor) and result is not args[0]:
-            _check(args[0])  # It was not what it is to be, so its elements were read.
+            _check(args[0])  # The call converted the tensor, so it read the elements.
             with torch_private.asking_no_class():
                 return func(*args, **kwargs)
         return result
@@ -80,12 +80,12 @@ class _Elsewhere:
     def _sluiceway_check(self) -> None:
         keeper = getattr(self, _KEEPER)()
         if keeper is None or not torch_private.classes_are_asked():
-            return  # The optimizer was dropped unclosed, or its own code asks.
+            return  # The optimizer was dropped without close(), or its own code reads.
         if keeper.settle(self):
             return
         raise InvalidArgument(
             f"{keeper.owner}: {keeper.name_of(self)} is read or written outside of a forward, "
-            "where its own memory does not hold the trained weights; read opt.theta(parameter), "
+            "while its own memory does not hold the trained weights; read opt.theta(parameter), "
             "model.state_dict() or copy.deepcopy(model), or close() the optimizer first"
         )
 
@@ -96,7 +96,7 @@ class _Elsewhere:
             return kind(theta, self.requires_grad)
 
     def as_subclass(self, kind: type) -> Any:
-        self._sluiceway_check()  # torch does not ask.
+        self._sluiceway_check()  # torch does not call __torch_function__ here.
         return super().as_subclass(kind)
 
     def detach(self) -> torch.Tensor:
@@ -122,7 +122,7 @@ def _class_elsewhere(landed: type) -> type:
 
 
 class WeightsElsewhere:
-    """Takes parameters out, and brings them back while something else exchanges their data.
+    """Guards parameters against reads, and lifts the guard while other code exchanges their data.
 
     Parameters
     ----------
@@ -136,23 +136,23 @@ class WeightsElsewhere:
         self.take_out(parameters)
 
     def take_out(self, parameters: Iterable[nn.Parameter]) -> None:
-        """From now on whoever reads one of them is refused."""
+        """Make every later read of these parameters raise InvalidArgument."""
         for p in parameters:
             if not isinstance(p, _Elsewhere):
                 setattr(p, _KEEPER, self._keeper)
                 p.__class__ = _class_elsewhere(type(p))
 
     def bring(self, parameters: Iterable[nn.Parameter]) -> None:
-        """They are what they were."""
+        """Give these parameters their original class back."""
         for p in parameters:
             if isinstance(p, _Elsewhere):
                 p.__class__ = type(p).landed
                 delattr(p, _KEEPER)
 
     def bring_all(self) -> None:
-        """All of them are what they were."""
+        """Give all parameters their original class back."""
         self.bring(self._parameters)
 
     def take_out_all(self) -> None:
-        """From now on whoever reads any of them is refused."""
+        """Make every later read of any parameter raise InvalidArgument."""
         self.take_out(self._parameters)
