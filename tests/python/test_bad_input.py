@@ -39,7 +39,10 @@ from conftest import assert_short_error, read_lines
             ],
             ["is not in"],
         ),
-        (["train", "run.yaml", "--set", "store.path=x"], ["engine.kind subspace keeps", "null"]),
+        (
+            ["train", "run.yaml", "--set", "store.path=x"],
+            ["engine.kind subspace keeps", "leave it out"],
+        ),
         (["resume", "none"], ["none: is not a folder, expected the folder of a run"]),
         (["export", "none", "--to", "x"], ["none: is not a folder"]),
         (["plan", "none.yaml"], ["none.yaml"]),

@@ -131,7 +131,9 @@ def test_too_little_text_is_refused_with_both_counts():
 
 
 def test_token_beyond_the_models_embeddings_is_refused():
-    with pytest.raises(InvalidArgument, match="gives token 256, the model has 256 embeddings"):
+    with pytest.raises(
+        InvalidArgument, match="gives token 256, but the model has only 256 embeddings"
+    ):
         sequences_of("abcdefgh", vocabulary=256)
 
 

@@ -37,7 +37,7 @@ def test_the_reader_sees_overloads_and_templates() -> None:
         "adam_direction": 1,
         "adam_step": 1,
     }
-    assert len(HEADERS) == 16
+    assert len(HEADERS) == 15
 
 
 def test_the_test_of_a_build_without_cuda_calls_every_cuda_half() -> None:

@@ -85,7 +85,7 @@ def test_a_step_that_is_gone_says_which_there_are(tmp_path):
         second = opt.state_dict()
         run(model, opt, 1, first=2)
         before = {name: p.clone() for name, p in model.named_parameters()}
-        with pytest.raises(sw.InvalidArgument, match=r"no longer exists, expected \d+ .step 2."):
+        with pytest.raises(sw.InvalidArgument, match=r"is gone, expected \d+ .step 2."):
             opt.load_state_dict(first)
         run(model, opt, 1, first=3)  # Nothing was changed by that.
         opt.synchronize()

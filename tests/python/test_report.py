@@ -263,8 +263,14 @@ def test_trace_of_one_event_a_line_is_read_up_to_where_it_was_cut_off(report, tm
         ("", "trace.json has no step"),
         ('{"traceEvents": []}', "trace.json has no step"),
         ('{"traceEvents": [{"ph": "X", "name": 7}]}', "trace.json has no step"),
-        ('{"traceEvents": [{"ph": "X", "name": 7, "tid": "step"}]}', "cannot read trace.json"),
-        ('{"traceEvents": [{"ph": "X", "name": "step 1"}]}', "cannot read trace.json"),
+        (
+            '{"traceEvents": [{"ph": "X", "name": 7, "tid": "step"}]}',
+            "no timeline is drawn: cannot read trace.json",
+        ),
+        (
+            '{"traceEvents": [{"ph": "X", "name": "step 1"}]}',
+            "no timeline is drawn: cannot read trace.json",
+        ),
     ],
 )
 def test_trace_without_a_step_is_noted_and_the_rest_is_drawn(report, tmp_path, text, note):

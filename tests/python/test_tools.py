@@ -139,7 +139,12 @@ def edited(model, name, **keys):
         ),
         (lambda m: os.truncate(m / "model.safetensors", 999), [], 1, ["999 bytes, expected"]),
         (lambda m: (m / "tokenizer.json").unlink(), [], 2, ["has no tokenizer"]),
-        (lambda m: edited(m, "config.json", vocab_size=99), [], 2, ["the model has 99 embeddings"]),
+        (
+            lambda m: edited(m, "config.json", vocab_size=99),
+            [],
+            2,
+            ["the model has only 99 embeddings"],
+        ),
         (
             lambda m: None,
             ["--sequence-length", 129],

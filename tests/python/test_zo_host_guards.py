@@ -26,7 +26,7 @@ def test_theta_is_not_taken_for_the_base_of_its_own_log() -> None:
         saved, theta = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
     other = decoder()
     other.load_state_dict(theta)
-    say = r"load_state_dict: is of the base"
+    say = r"load_state_dict: the state has the base"
     with on_host(other, lr=0.05) as opt, pytest.raises(sluiceway.InvalidArgument, match=say):
         opt.load_state_dict(saved)
     other = decoder()
