@@ -69,7 +69,16 @@ def test_tests_of_a_card_count_where_there_is_one(clean_results: Path) -> None:
 
 def test_a_step_that_did_not_apply_counts_neither_way(clean_results: Path) -> None:
     (clean_results / "check-cuda.ok").rename(clean_results / "check-cuda.notrun")
-    assert count(clean_results) == ("20 passed, 0 failed", 0)
+    assert count(clean_results) == ("20 passed, 0 failed, 1 skipped", 0)
+
+
+def test_a_check_that_was_cut_is_skipped_and_not_passed(clean_results: Path) -> None:
+    for preset in ("tsan", "eager-spill"):
+        (clean_results / f"{preset}.xml").unlink()
+        (clean_results / f"check-{preset}.notrun").touch()
+    (clean_results / "check-compat.xml").unlink()
+    (clean_results / "check-compat.notrun").touch()
+    assert count(clean_results) == ("15 passed, 0 failed, 3 skipped", 0)
 
 
 def test_a_failed_case_is_one_failure(clean_results: Path) -> None:
