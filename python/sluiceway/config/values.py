@@ -84,7 +84,7 @@ class StoreOptions(Options):
 
     @property
     def place(self) -> str:
-        """All paths, for error texts."""
+        """Paths joined for an error text."""
         return " and ".join(self.paths)
 
 

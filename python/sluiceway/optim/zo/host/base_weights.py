@@ -59,7 +59,7 @@ class BaseWeights:
         return self._weight_of[id(p)].name
 
     def settle(self, p: nn.Parameter) -> bool:
-        """Whether the parameter's own memory holds theta when this returns: it is the base."""
+        """Return False: the parameter's own memory holds the base, not theta."""
         return False
 
     def forget(self) -> None:
