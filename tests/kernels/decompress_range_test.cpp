@@ -287,7 +287,7 @@ TEST_P(DecompressRangeTest, RejectsWrongShapesRangesAndScratchAndWritesNothing) 
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("d is 23x17, expected 17x11")));
   EXPECT_THAT([&] { cpu::decompress_range(any_matrix(d), 23 * 17, dst, DType::kBF16); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("of a 23x17 gradient")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("for a 23x17 gradient")));
   EXPECT_EQ(dst, std::vector<std::byte>(20, std::byte{0xAB}));
 }
 
