@@ -102,7 +102,7 @@ TEST(RegisterCodecTest, NameThatIsTakenOrUnusableIsRefused) {
   hollow.name = "hollow";
   hollow.make = nullptr;
   EXPECT_THAT([&] { register_codec(hollow); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("no core or no make")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("needs both core and make")));
 }
 
 TEST(CodecFamiliesTest, BuiltInRowsSayWhatTheirCodecsAre) {
