@@ -165,7 +165,7 @@ TEST(ProjectorDeviceTest, CudaDeviceIsRefusedBeforeAnythingIsReserved) {
         SparseProjector({.m = 50, .n = 20, .dm = 13, .dn = 7}, 4, {1, 0, kWeight},
                         DeviceId::cuda(2), budget);
       },
-      testing::ThrowsMessage<Unavailable>(testing::HasSubstr("CUDA device 2 asked for")));
+      testing::ThrowsMessage<Unavailable>(testing::HasSubstr("CUDA device 2 was requested")));
   EXPECT_EQ(budget.used(Tier::kDevice), 0U);
 }
 

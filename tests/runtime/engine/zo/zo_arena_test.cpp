@@ -179,7 +179,7 @@ TEST_P(ZoArenaTest, RunStateIsCommittedAloneAndWhereNothingIsPending) {
   const std::vector<std::byte> much((1U << 20) - 79);
   EXPECT_THAT([&] { arena->commit(much); },
               ThrowsMessage<InvalidArgument>(
-                  AllOf(HasSubstr("of 1048497 bytes"), HasSubstr("at most 1048496"))));
+                  AllOf(HasSubstr("has 1048497 bytes"), HasSubstr("at most 1048496"))));
   arena->commit(std::span(much).first(much.size() - 1));
   EXPECT_EQ(arena->run_state().size(), much.size() - 1);
 }
