@@ -231,5 +231,5 @@ def test_vectors_have_no_decay_and_matrices_do() -> None:
 
 
 def test_vectors_of_16_bits_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"norms and biases \(layers.0.norm.weight for one\)"):
+    with pytest.warns(UserWarning, match=r"norms and biases \(for instance layers.0.norm.weight\)"):
         sluiceway.ZoSgd(decoder().bfloat16())
