@@ -75,7 +75,9 @@ def test_a_run_without_a_save_does_not_begin_again_where_its_store_is_gone(
         if lost == "files":
             path.mkdir()
     done = sluiceway("resume", run, *setting)
-    assert_short_error(done, 2, f"has made {reached} steps and was never saved", "restore the store")
+    assert_short_error(
+        done, 2, f"has made {reached} steps and was never saved", "restore the store"
+    )
     assert (run / "metrics.jsonl").read_bytes() == before
     assert not (run / "store").exists()
     for path in paths if lost != "setting" else []:

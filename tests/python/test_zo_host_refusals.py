@@ -91,7 +91,7 @@ def test_a_closed_optimizer_says_so() -> None:
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(sluiceway.Unavailable, match="device is 'cuda:7', this build"):
+    with pytest.raises(sluiceway.Unavailable, match="device is 'cuda:7', but this build"):
         on_host(decoder(), device="cuda:7")
     model = decoder()
     opt = on_host(model, budget=sluiceway.Budget(device=1000))

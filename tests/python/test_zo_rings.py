@@ -29,7 +29,7 @@ def test_a_layer_larger_than_the_ring_is_refused_and_a_larger_budget_trains(
     assert 0 < beside < layer
     assert not folder.exists()  # Nothing is left that would be in the way of the same command.
     done = train(needed + beside - 1)
-    assert_short_error(done, 3, f"needs {needed} bytes", f"only {needed - 1} bytes are free")
+    assert_short_error(done, 3, f"needs {needed} bytes", f"only {needed - 1} bytes (")
     # Norms are there besides, and a copy of each to both sides.
     done = train(needed + beside + layer)
     assert done.code == 0, done.err
