@@ -116,7 +116,8 @@ def test_of_weights_on_disk_one_is_in_memory_at_a_time(run_of, tmp_path, monkeyp
 
     def watched(opt, p):
         assert [ref for ref in made if ref() is not None] == []
-        assert p.untyped_storage().nbytes() == p.element_size()  # The model itself has none.
+        with torch._C.DisableTorchFunctionSubclass():  # Such a read raises otherwise.
+            assert p.untyped_storage().nbytes() == p.element_size()  # The model itself has none.
         value = theta(opt, p)
         made.append(weakref.ref(value))
         return value
