@@ -80,7 +80,7 @@ def here(monkeypatch):
     """Processes of fidelity.py are calls in this one; `here.asked` has the way and seed of each."""
 
     def row_of(command, seconds):
-        monkeypatch.setattr(sys, "argv", command[1:])
+        monkeypatch.setattr(sys, "argv", command[2:])  # Without the interpreter and -m.
         args = fidelity.parsed()
         row_of.asked.append("base" if args.pretrain else (args.one, args.seed))
         if args.pretrain:
