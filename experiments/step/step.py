@@ -57,13 +57,14 @@ def ended_after(seconds: int) -> Iterator[None]:
     if not seconds:
         yield
         return
-    faulthandler.dump_traceback_later(seconds)
-    signal.alarm(seconds + 1)
+    # The handler prints the traceback, and then the signal's default action ends the process.
+    faulthandler.register(signal.SIGALRM, all_threads=False, chain=True)
+    signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(0)
-        faulthandler.cancel_dump_traceback_later()
+        faulthandler.unregister(signal.SIGALRM)
 
 
 def check_options(args: argparse.Namespace) -> None:

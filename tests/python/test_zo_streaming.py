@@ -76,7 +76,7 @@ def test_losses_that_differ_between_ways_end_the_experiment(monkeypatch):
     losses = itertools.count()
     step = {"seconds": 1.0, "stall_seconds": 0.0, "h2d": 0, "d2h": 0}
     monkeypatch.setattr(streaming.Runner, "step", lambda self: step | {"loss": next(losses)})
-    with pytest.raises(AssertionError, match="first steps have the losses"):
+    with pytest.raises(AssertionError, match="first steps have different losses"):
         streaming.measure(streaming.parsed(["--once"]))
 
 
