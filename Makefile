@@ -260,7 +260,7 @@ check-bench: build $(STAMPS)/install
 # `make test` flips each file of a save twice; the seed is fresh every time.
 check-flips: $(STAMPS)/install
 	@rm -f $(RESULTS)/$@.ok
-	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_flipped_bytes.py --flips 200
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/run/test_flipped_bytes.py --flips 200
 	@$(passed)
 
 # The newest torch and transformers that pip finds, in an environment of their own: what the sources
@@ -282,10 +282,10 @@ soak: build $(STAMPS)/install $(STAMPS)/check-packages
 	SLUICEWAY_KILLS=1000 build/cpu/tests/runtime/store/runtime_store_kill_test
 	SLUICEWAY_POWER_CUTS=100 build/cpu/tests/runtime/engine/runtime_engine_zo_zo_arena_power_cut_test
 	SLUICEWAY_KILLS=500 build/cpu/tests/runtime/engine/runtime_engine_zo_zo_arena_kill_test
-	SLUICEWAY_KILLS=20 OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_offload_kills.py
-	SLUICEWAY_KILLS=200 OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/test_zo_kills.py
-	SLUICEWAY_WHOLE_MODELS=1 $(PY) -m pytest -q tests/python/test_plan_disk.py \
-	  tests/python/test_plan_zo.py
+	SLUICEWAY_KILLS=20 OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/run/test_offload_kills.py
+	SLUICEWAY_KILLS=200 OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/run/test_zo_kills.py
+	SLUICEWAY_WHOLE_MODELS=1 $(PY) -m pytest -q tests/python/engines/test_plan_disk.py \
+	  tests/python/engines/test_plan_zo.py
 	@[ -f build/fuzz/build.ninja ] || cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS) --target store_format_fuzzer
 	mkdir -p build/fuzz/found

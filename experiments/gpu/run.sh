@@ -2,7 +2,7 @@
 # Builds, tests and measures on the CUDA card of this machine.
 #
 #   experiments/gpu/run.sh build OUT        the preset `cuda` for this card, and checks of its kernels
-#   experiments/gpu/run.sh smoke OUT        tests with the label `gpu`, tests/python/gpu_*.py and
+#   experiments/gpu/run.sh smoke OUT        tests with the label `gpu`, the gpu_*.py and
 #                                           four quickstarts, `sluiceway doctor` and
 #                                           experiments/laptop/run.py, as many at once as there
 #                                           are cores
@@ -122,12 +122,12 @@ is_built() {
 # The slowest piece comes first. No piece is timed, so all may run at once.
 part_smoke() {
   local name path
-  has_torch || { say "smoke: $python has no torch, which tests/python/gpu_*.py need"; return 1; }
+  has_torch || { say "smoke: $python has no torch, which gpu_*.py need"; return 1; }
   see_module || return 1
   {
     piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 4 -p no:cacheprovider \
       -o python_files='gpu_*.py' --timeout $((2 * a_turn)) --timeout-method thread \
-      --junitxml "$work/python.xml" tests/python/gpu_*.py
+      --junitxml "$work/python.xml" tests/python
     piece laptop $((seconds_a_part - 10)) "$python" -m experiments.laptop.run --steps 10 \
       --folder "$work/laptop"
     # It succeeds even if an engine fails, which is a separate finding.

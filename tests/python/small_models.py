@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -152,3 +153,27 @@ def same_bits(left: nn.Module, right: nn.Module) -> bool:
     return all(
         torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True)
     )
+
+
+def elsewhere(act):
+    """Run `act` in a thread of its own; return what it raised."""
+    raised = []
+
+    def run():
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="elsewhere")
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+def backward_that_calls(model, act, step=0):
+    """A backward that calls `act` when the upper half of the model has its gradients."""
+    x, y = batch(step)
+    half = model.blocks[0](model.enter(x))
+    half.register_hook(lambda _: act())
+    functional.mse_loss(model.leave(model.blocks[1](half)), y).backward()

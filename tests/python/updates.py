@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable
 
 import sluiceway as sw
 import torch
 from small_models import loss_of, make, update_error
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from twins import LR, identity, train
 
 SLOW = sw.Link(d2h_gbps=0.05, h2d_gbps=0.05)  # A weight of 256 x 256 takes 10 ms there and back.
@@ -52,3 +56,18 @@ def driven_error(
     with identity(ours, link=SLOW, **adam) as opt:
         drive(ours, opt)
     return update_error(make_model(), ours, native)
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "save": saved,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "averaged": lambda model: AveragedModel(model).module,
+}

@@ -9,11 +9,12 @@ import sluiceway as sw
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from conftest import REPOSITORY
 from small_models import same_bits
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-MODEL = Path(__file__).resolve().parents[3] / "experiments" / "quickstart" / "model"
+MODEL = REPOSITORY / "experiments" / "quickstart" / "model"
 STEPS, SAVED = 6, 3
 
 

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
 TREES = ("kernels", "runtime", "compress", "python/bindings", "python/sluiceway")
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 FUNCTION_LINES = 60
@@ -93,7 +93,7 @@ def complaints(root: Path) -> list[str]:
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
-    assert complaints(ROOT) == []
+    assert complaints(REPOSITORY) == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
 )
 def test_the_reader_sees_the_functions_of_this_tree(tree: str, name: str, least: int) -> None:
     read = python_functions if name.endswith("py") else cpp_functions
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / tree).glob(name)]
+    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / tree).glob(name)]
     assert len([function for text in texts for function in read(text)]) >= least
 
 

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
 TREES = (".ci", "compress", "configs", "docs", "experiments", "kernels", "python", "runtime",
          "tests")  # fmt: skip
 KINDS = {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi", ".md", ".txt", ".yaml", ".toml", ".css", ""}
@@ -82,11 +82,11 @@ def complaints(root: Path) -> list[str]:
 
 
 def test_every_document_that_is_mentioned_is_there_with_its_section() -> None:
-    assert complaints(ROOT) == []
+    assert complaints(REPOSITORY) == []
 
 
 def test_the_reader_sees_this_tree() -> None:
-    readme = (ROOT / ("README" + MD)).read_text(encoding="utf-8")
+    readme = (REPOSITORY / ("README" + MD)).read_text(encoding="utf-8")
     named = {name for name, _, _ in mentions_in(readme)}
     assert {"CONTRIBUTING" + MD, "experiments/fidelity/README" + MD} <= named
 

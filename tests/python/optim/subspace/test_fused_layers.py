@@ -10,8 +10,16 @@ import pickle
 import pytest
 import sluiceway as sw
 import torch
-from small_models import Stack, Tied, batch, loss_of, make, same_bits
-from test_backwards_of_threads import backward_that_calls, elsewhere
+from small_models import (
+    Stack,
+    Tied,
+    backward_that_calls,
+    batch,
+    elsewhere,
+    loss_of,
+    make,
+    same_bits,
+)
 from test_fused import fused, hooked, recorded, updates_of
 from torch import nn
 from torch.nn import functional

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
-import pickle
 import subprocess
 import sys
 
@@ -16,22 +14,7 @@ from small_models import Stack, distance, loss_of, make, same_bits, update_error
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from twins import LR, identity, train
-from updates import SLOW
-
-
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "save": saved,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "averaged": lambda model: AveragedModel(model).module,
-}
+from updates import COPIES, SLOW
 
 
 @pytest.mark.parametrize("take", COPIES.values(), ids=COPIES.keys())

@@ -1,6 +1,6 @@
 """Four bytes flipped at a random place of a save: refused by resume, or a bit-identical result.
 
-    pytest tests/python/test_flipped_bytes.py [--flips 200] [--flip-seed N]
+    pytest tests/python/run/test_flipped_bytes.py [--flips 200] [--flip-seed N]
 
 Every flip is resumed by the command a user types. The places cover every file in turn; the seed is
 a fresh one, and is in the name of each case.

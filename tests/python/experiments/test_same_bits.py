@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import REPOSITORY
 from safetensors.torch import save_file
 
-FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "same_bits"
+FOLDER = REPOSITORY / "experiments" / "same_bits"
 
 
 def left(folder: Path, weights: dict, state: dict, lines: list[dict]):

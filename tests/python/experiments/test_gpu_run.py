@@ -85,7 +85,6 @@ class Sandbox:
         (build / "python/bindings").mkdir(parents=True)
         (build / "python/bindings/_core.so").touch()  # The installed one is not to be seen.
         (root / "tests/python").mkdir(parents=True)
-        (root / "tests/python/gpu_training.py").touch()
         (root / ".ci").symlink_to(REPOSITORY / ".ci")
         self.fakes.mkdir()
         self.does("too_long", "nothing")
@@ -136,7 +135,7 @@ def test_smoke_runs_binaries_python_and_quickstarts_and_ends_in_their_table(sand
     assert {piece["state"] for piece in pieces.values()} == {"passed"}
     (pytest_line,) = (line for line in sandbox.asked if "-m pytest" in line)
     assert " -n 4 " in pytest_line
-    assert pytest_line.endswith("tests/python/gpu_training.py")
+    assert pytest_line.endswith("tests/python")
     *_, one, _, last = done.stdout.splitlines()
     assert one.startswith("| ")
     assert last == f"{len(pieces)} passed"
@@ -385,7 +384,8 @@ def test_another_commits_results_are_refused(sandbox):
 
 
 def test_tests_for_a_card_fail_without_one():
-    files = [f"tests/python/{name}.py" for name in ("gpu_training", "gpu_around_training")]
+    folder = "tests/python/optim/common"
+    files = [f"{folder}/gpu_training.py", f"{folder}/gpu_around_training.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o",
                "python_files=gpu_*.py", *files]  # fmt: skip
     done = subprocess.run(

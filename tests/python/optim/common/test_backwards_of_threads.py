@@ -7,36 +7,11 @@ import threading
 import pytest
 import sluiceway as sw
 import torch
-from small_models import batch, loss_of, make, update_error
-from torch.nn import functional
+from small_models import backward_that_calls, elsewhere, loss_of, make, update_error
 from twins import LR, identity, train
 from updates import driven_error
 
 STEPS = 8
-
-
-def elsewhere(act):
-    """Run `act` in a thread of its own; return what it raised."""
-    raised = []
-
-    def run():
-        try:
-            act()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="elsewhere")
-    thread.start()
-    thread.join()
-    return raised[0] if raised else None
-
-
-def backward_that_calls(model, act, step=0):
-    """A backward that calls `act` when the upper half of the model has its gradients."""
-    x, y = batch(step)
-    half = model.blocks[0](model.enter(x))
-    half.register_hook(lambda _: act())
-    functional.mse_loss(model.leave(model.blocks[1](half)), y).backward()
 
 
 def forward_while_a_backward_runs(model, opt):

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from conftest import REPOSITORY
 
 START = """
 import array
@@ -127,7 +128,7 @@ print(sum(p.double().sum().item() for p in model.parameters()))
 def test_a_process_that_is_suspended_in_close_keeps_its_last_step(tmp_path, engine):
     def closed(stopped_s):
         command = [sys.executable, "-c", SLOW, engine, str(tmp_path / str(stopped_s))]
-        environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "tests/python")}
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )

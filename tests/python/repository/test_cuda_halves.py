@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "kernels"
+KERNELS = REPOSITORY / "kernels"
 HEADERS = sorted(
     path for path in KERNELS.glob("*.h") if "namespace sluiceway::cuda" in path.read_text("utf-8")
 )
@@ -41,7 +41,7 @@ def test_the_reader_sees_overloads_and_templates() -> None:
 
 
 def test_the_test_of_a_build_without_cuda_calls_every_cuda_half() -> None:
-    text = (ROOT / "tests/kernels/no_cuda_test.cpp").read_text("utf-8")
+    text = (REPOSITORY / "tests/kernels/no_cuda_test.cpp").read_text("utf-8")
     assert Counter(re.findall(r"cuda::(\w+)[(<]", text)) == declared("sluiceway::cuda")
 
 
@@ -55,9 +55,9 @@ def test_every_half_has_its_dispatch(header: Path) -> None:
 def test_nobody_but_the_dispatch_chooses_the_cuda_half() -> None:
     names = "|".join(declared("sluiceway::cuda"))
     callers = [
-        path.relative_to(ROOT).as_posix()
+        path.relative_to(REPOSITORY).as_posix()
         for tree in ("compress", "runtime", "python")
-        for path in (ROOT / tree).rglob("*")
+        for path in (REPOSITORY / tree).rglob("*")
         if path.suffix in {".h", ".cpp", ".cu"}
         and re.search(rf"\bcuda::(?:{names})\b", path.read_text("utf-8"))
     ]
@@ -65,7 +65,7 @@ def test_nobody_but_the_dispatch_chooses_the_cuda_half() -> None:
 
 
 def test_every_kernel_test_names_an_operation_that_exists() -> None:
-    sources = sorted((ROOT / "tests/kernels").glob("*.cpp"))
+    sources = sorted((REPOSITORY / "tests/kernels").glob("*.cpp"))
     named = {
         name
         for path in sources

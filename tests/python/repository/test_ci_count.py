@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
-COUNT = Path(__file__).resolve().parents[2] / ".ci" / "count.py"
+COUNT = REPOSITORY / ".ci" / "count.py"
 SLOWEST = COUNT.with_name("slowest.py")
 COMPAT = COUNT.with_name("compat_table.py")
 PRESETS = ["cpu", "simt", "asan", "tsan", "eager-spill"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = REPOSITORY / "experiments" / "quickstart"
 MODEL = QUICKSTART / "model"
 

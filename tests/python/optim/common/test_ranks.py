@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import REPOSITORY
 from small_models import loss_of, make
 from twins import identity
 
-RANK = Path(__file__).with_name("one_rank.py")
+RANK = REPOSITORY / "tests/python/one_rank.py"
 GROUP_OF_TWO = "a process group of 2 ranks is initialised, but"
 
 

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
 ROOMS = ("python/sluiceway", "experiments", "tests/python")
 FRAGMENT = re.compile(
     "(After|All|Also|As|Because|Before|Behind|Beside|Between|But|By|For|From|How|If|In|Its|Likewise"

@@ -162,7 +162,7 @@ for step in range(first, 10**6):
 
 
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(tmp_path):
-    tests = str(Path(__file__).parent)
+    tests = str(REPOSITORY / "tests/python")
     paths = os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
     threads = str(torch.get_num_threads())
     environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": paths}

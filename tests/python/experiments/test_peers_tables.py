@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+
+from conftest import REPOSITORY
 
 from experiments.peers.child import figures
 from experiments.peers.peer_tables import ALONE, above, slope, spread, tables, written
 
-FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "peers"
+FOLDER = REPOSITORY / "experiments" / "peers"
 
 
 def test_readme_has_the_tables_of_the_results() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Launcher, assert_short_error, read_lines
+from conftest import REPOSITORY, Launcher, assert_short_error, read_lines
 from safetensors.torch import load_file
 
 from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
-SGD = Path(__file__).with_name("sgd_engine.py")
+SGD = REPOSITORY / "tests/python/sgd_engine.py"
 
 
 def install(folder: Path, module: str, *points: str, name: str = "dummy") -> Path:

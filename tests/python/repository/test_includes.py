@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from conftest import REPOSITORY
 
 # A file may include its own room and those before it.
 ROOMS = [
@@ -113,13 +112,13 @@ def complaints(root: Path) -> list[str]:
 
 
 def test_every_include_of_this_tree_points_left() -> None:
-    assert complaints(ROOT) == []
+    assert complaints(REPOSITORY) == []
 
 
 def test_the_reader_sees_this_tree() -> None:
     headers = [
         header
-        for path in ROOT.glob("kernels/*.h")
+        for path in REPOSITORY.glob("kernels/*.h")
         for _, header in INCLUDE.findall(path.read_text(encoding="utf-8"))
     ]
     assert "kernels/base/view.h" in headers

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import sluiceway
 import torch
-from test_copies import COPIES
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from updates import COPIES
 from zo_models import decoder, on_host, own_memory, same, zo_ids, zo_loss
 
 

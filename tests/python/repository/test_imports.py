@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "python" / "sluiceway"
 
 # Those of one line do not know each other.
@@ -109,7 +109,7 @@ def test_every_import_of_the_package_points_left_and_every_name_says_something()
 
 
 def test_no_test_is_called_by_a_word_that_says_nothing() -> None:
-    stems = [path.stem for path in Path(__file__).parent.glob("*.py")]
+    stems = [path.stem for path in (REPOSITORY / "tests/python").rglob("*.py")]
     assert "test_imports" in stems
     assert [stem for stem in stems if last_word(stem) in EMPTY_WORDS] == []
 
