@@ -19,8 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.fidelity.stages import HEADLINE, MODELS, SHIFTS, Results
-from experiments.fidelity.tables import DEFAULTS, FOLDER, REFERENCE, Row, Stage, looks, shares
+from experiments.fidelity.tables import DEFAULTS, REFERENCE, Row, Stage, looks, shares
 
+FOLDER = Path(__file__).parent
 # Okabe and Ito's colours, which colour-blind readers can tell apart; each has its own marker.
 STYLES = (("#000000", "o"), ("#d55e00", "s"), ("#e69f00", "D"), ("#009e73", "^"),
           ("#0072b2", "v"), ("#cc79a7", "P"))  # fmt: skip

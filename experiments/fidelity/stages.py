@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from experiments.fidelity.row_lines import read_rows
 from experiments.fidelity.train_one import Job, asked_for
+from experiments.harness import read_rows
 
 # The same rates for every method; the plan adds rates beyond an edge that is best.
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
@@ -81,10 +82,19 @@ class Found:
 
 
 class Results(Found):
-    """Finished fine-tunes read from one file, with one row for each."""
+    """Finished fine-tunes read from one file; of two rows of a fine-tune, the later one.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__({asked_for(row).key: row for row in read_rows(path)})
+    `asked_for` finds the job of a row, whose key names it.
+    """
+
+    def __init__(self, path: Path, asked_for: Callable[[Mapping], Any] = asked_for) -> None:
+        try:
+            super().__init__({asked_for(row).key: row for row in read_rows(path)})
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}: a line lacks {error}, a field of every run. Remove the line to repeat "
+                "its run."
+            ) from None
 
 
 def _beyond(best: float, tried: list[float]) -> float | None:

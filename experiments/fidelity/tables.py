@@ -1,26 +1,22 @@
 """Turn the finished fine-tunes into RESULTS.md.
 
-    python -m experiments.fidelity.tables
-
 Learning rates are chosen on `pick`; the tables show losses on `final`. A row is shown once every
 fine-tune that its stage plans has finished; the tables count the others.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 from experiments.fidelity.stages import HEADLINE, PLAIN, STAGES, Results, median_and_range
 from experiments.fidelity.train_one import Job
+from experiments.harness import commits
 
-FOLDER = Path(__file__).parent
 REFERENCE = "adamw"
 # The method that codec="auto" stands for, and its rivals.
 DEFAULTS = [m for m in reversed(HEADLINE) if m.startswith(("svd+res", "block_random+res"))]
@@ -266,9 +262,8 @@ def document(results: Results) -> str:
         return f"## {title}\n\n{text}\n\n{content}{missing}"
 
     parts = [
-        "# Fidelity: results\n\nWritten by `python -m experiments.fidelity.tables` from "
-        "`results.jsonl`; code of "
-        f"{', '.join(_commits(results, stages.values())) or 'unknown commit'}.",
+        "# Fidelity: results\n\nWritten by `python -m experiments.fidelity.run --table` from "
+        f"`results.jsonl`; code of {commits(_shown(results, stages.values()))}.",
         section("Screen", "screen", f"Small model, prose, one seed. {SHARE}.", plainly),
         section("Core sizes", "ratios", f"Small model, prose, one seed. {SHARE}.",
                 lambda r, s: compared(r, s.rows, screen.native)),
@@ -287,20 +282,6 @@ def document(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _commits(results: Results, stages: Iterable[Stage]) -> list[str]:
-    runs = (results.of(job) for stage in stages for row in stage.rows for job in row.jobs())
-    return sorted({run["commit"][:12] for run in runs if run.get("commit")})
-
-
-def main() -> None:
-    """Write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, default=FOLDER / "results.jsonl")
-    parser.add_argument("--out", type=Path, default=FOLDER / "RESULTS.md")
-    args = parser.parse_args()
-    args.out.write_text(document(Results(args.results)))
-    print(args.out)
-
-
-if __name__ == "__main__":
-    main()
+def _shown(results: Results, stages: Iterable[Stage]) -> Iterable[dict]:
+    """Rows that a table shows."""
+    return (results.of(job) for stage in stages for row in stage.rows for job in row.jobs())

@@ -5,12 +5,17 @@ A task is a base model trained on Python source, and a text it has not read: the
 machine that can run this has the first two; `perl-modules-5.36` has the third. Each text has three
 parts: training, `pick` (learning rates are chosen on it) and `final` (what the tables show).
 Training shares no document with the others, and all long lines are different.
+
+    python -m experiments.fidelity.tasks    # makes the small base model, in half an hour
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +26,13 @@ from sluiceway.text.documents import Corpus, Document, pydoc_text
 from sluiceway.text.sequences import Sequences, make_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from experiments.harness import REPOSITORY
+
 MODELS = {
-    "small": REPOSITORY / "experiments/fidelity/model",  # 1.2 M weights in its blocks.
+    "small": REPOSITORY / "runs/fidelity/small",  # 1.2 M weights in its blocks; made when needed.
     "quickstart": REPOSITORY / "experiments/quickstart/model",  # 3.0 M weights in its blocks.
 }
+SMALL_STEPS = 1400
 SHIFTS = ("prose", "cpp", "perl")
 LENGTH = 256
 _LONGEST_FILE = 32_768  # Otherwise one table of constants could become the held-out text.
@@ -48,7 +55,18 @@ class Text:
 
 
 def load_model(name: str) -> torch.nn.Module:
-    """Load one of MODELS in fp32, ready for training."""
+    """Load one of MODELS in fp32, ready for training.
+
+    Raises
+    ------
+    FileNotFoundError
+        The small model has not been made.
+    """
+    if not (MODELS[name] / "model.safetensors").exists():
+        raise FileNotFoundError(
+            f"{MODELS[name]}: the {name} base model is missing. Make it in half an hour with "
+            "`python -m experiments.fidelity.tasks`."
+        )
     return read_model(MODELS[name])
 
 
@@ -57,6 +75,26 @@ def read_model(folder: Path) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.get_input_embeddings().weight.requires_grad_(False)
     return model
+
+
+def make_model(folder: Path, steps: int) -> None:
+    """Train a model of the small shape and store it, unless the folder has one.
+
+    It has the same weights each time on one kind of machine.
+    """
+    if (folder / "model.safetensors").exists():
+        return
+    shape = ["--layers", "2", "--inner", "448", "--seed", "1"]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        base, stored = Path(scratch) / "base", Path(scratch) / "stored"
+        for command in (
+            ["train_base", "--steps", str(steps), *shape, "--out", base],
+            ["store_model", "--run", base, "--out", stored],
+        ):
+            program = [sys.executable, "-m", f"experiments.quickstart.{command[0]}"]
+            subprocess.run([*program, *map(str, command[1:])], check=True, cwd=REPOSITORY)
+        stored.rename(folder)
 
 
 @functools.cache
@@ -142,3 +180,8 @@ def first_sequences(sequences: Sequences, count: int) -> Sequences:
     """Choose `count` sequences, evenly spread over all of them."""
     spread = np.linspace(0, len(sequences) - 1, min(count, len(sequences)))
     return _chosen(sequences, spread.astype(np.int64))
+
+
+if __name__ == "__main__":
+    make_model(MODELS["small"], SMALL_STEPS)
+    print(MODELS["small"])

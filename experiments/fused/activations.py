@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from experiments.quickstart.run_folder import REPOSITORY
+from experiments.harness import REPOSITORY
 
 MODEL = REPOSITORY / "experiments/quickstart/model"
 TOKENS, RATIO = (4, 256), 0.5

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from experiments.fidelity.stages import MODELS, ROLLING, Results
 from experiments.fidelity.tables import Row, Stage, looks, loss_at, number, shares, spread, table
-from experiments.quickstart.run_folder import read_rows
+from experiments.harness import read_documents
 from experiments.step.step_ways import NATIVE, rolling
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parent
-BLOCK_FILE = EXPERIMENTS / "step/host_1b_rolling.json"
+BLOCK_FILE = EXPERIMENTS / "step/results.jsonl"
+BLOCK_DOCUMENT = "host_1b_rolling"
 TIMES = (100, 200)  # Times in steps of native AdamW, whose runs have 200.
 
 
@@ -29,7 +30,7 @@ def step_ratios(checkpointing: bool) -> dict[str, float]:
     """Ratio of each way's seconds to native's in the same round; medians over the rounds."""
     seconds = {
         (row["way"], row["round"]): row["mean_seconds"]
-        for row in read_rows(BLOCK_FILE)
+        for row in read_documents(BLOCK_FILE)[BLOCK_DOCUMENT]["rows"]
         if row["checkpointing"] == checkpointing
     }
     return {
@@ -81,9 +82,10 @@ def document(results: Results) -> str:
     parts = [
         "# Residuals in turns: loss against time\n\nWritten by `experiments/fused/losses.py`. "
         "Losses: nats a byte on held-out prose, three seeds, each way at its best rate. Steps: a "
-        f"block of the 1b shape, 2,048 tokens, host device (`../step/{BLOCK_FILE.name}`). The last "
-        "columns join the two, so they are modelled: losses on the glance set along a run, at the "
-        "block's pace; a faster run that has ended keeps its last loss.",
+        f"block of the 1b shape, 2,048 tokens, host device (`{BLOCK_DOCUMENT}` of "
+        f"`../step/{BLOCK_FILE.name}`). The last columns join the two, so they are modelled: "
+        "losses on the glance set along a run, at the block's pace; a faster run that has ended "
+        "keeps its last loss.",
         *(f"## {name}\n\n{model_table(results, stage, name)}" for name in MODELS),
     ]
     if stage.missing:

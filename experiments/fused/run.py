@@ -15,7 +15,8 @@ import statistics
 from pathlib import Path
 
 from experiments.fused.activations import memory_rows
-from experiments.quickstart.run_folder import REPOSITORY, link_overrides, train, write_rows
+from experiments.harness import REPOSITORY, write_rows
+from experiments.quickstart.run_folder import link_overrides, train
 
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 HERE = Path(__file__).parent

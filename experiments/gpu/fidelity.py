@@ -32,8 +32,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from experiments.gpu.part_tables import fidelity_table
 from experiments.gpu.peers import Make, native, ours
+from experiments.harness import check_commit, read_rows, write_rows
 from experiments.quickstart.limited import row_of
-from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
 from experiments.quickstart.stdlib_corpus import encode, is_held_out
 from experiments.step.step_turn import failure, torch_device, train_step
 from experiments.step.step_ways import fused, hooks

@@ -30,8 +30,8 @@ import sluiceway as sw
 import torch
 
 from experiments.gpu.part_tables import FLOOR, peers_table
+from experiments.harness import check_commit, read_rows, write_rows
 from experiments.quickstart.limited import row_of
-from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
 from experiments.step.block_models import SHAPES, Case
 from experiments.step.driver_count import TakenPeak
 from experiments.step.step_turn import failure, torch_device, train_step

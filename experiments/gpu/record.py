@@ -32,8 +32,8 @@ from typing import Any
 from sluiceway.base.atomic import replace_file
 
 from experiments.gpu.pieces import last_lines, outcome
+from experiments.harness import REPOSITORY, UNKNOWN, commit_here
 from experiments.quickstart.limited import CUT, Limited
-from experiments.quickstart.run_folder import REPOSITORY, UNKNOWN, commit_here
 
 PARTS = ("build", "smoke", "step", "memory", "bench", "engines", "peers", "fidelity", "sanitize")
 _CARD = ("name", "driver_version", "memory.total", "compute_cap")

@@ -30,9 +30,9 @@ from sluiceway.base.sizes import parse_bytes
 from sluiceway.config.values import Budget
 from sluiceway.run.summary import machine
 
+from experiments.harness import check_commit, read_rows, write_rows
 from experiments.laptop.memory_table import memory_table
 from experiments.quickstart.limited import row_of
-from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
 from experiments.step.block_models import SHAPES, Case
 from experiments.step.driver_count import TakenPeak, taken_bytes
 from experiments.step.step_turn import clear, failure, torch_device, train_step

@@ -19,8 +19,9 @@ from typing import Any
 
 from sluiceway.base.sizes import format_bytes
 
+from experiments.harness import REPOSITORY
 from experiments.quickstart.byte_tokenizer import END_OF_TEXT_ID, write_tokenizer
-from experiments.quickstart.run_folder import REPOSITORY, planned, train
+from experiments.quickstart.run_folder import planned, train
 
 CONFIG = REPOSITORY / "configs/laptop_1b_4gb.yaml"
 SHAPE = REPOSITORY / "configs/shapes/llama_1_3b"

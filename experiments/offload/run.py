@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.quickstart.run_folder import REPOSITORY, read_rows, write_rows
+from experiments.harness import REPOSITORY, read_rows, write_rows
 
 DRIVER = REPOSITORY / "build/cpu/experiments/offload/state_driver"
 RESULTS = Path(__file__).with_name("results.json")

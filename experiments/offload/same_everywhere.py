@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.quickstart.run_folder import REPOSITORY, RunFolder, train, write_rows
+from experiments.harness import REPOSITORY, write_rows
+from experiments.quickstart.run_folder import RunFolder, train
 
 CONFIG = REPOSITORY / "configs/quickstart_offload_disk.yaml"
 RESULTS = Path(__file__).with_name("same_everywhere.json")

@@ -16,8 +16,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.harness import REPOSITORY, read_rows, write_rows
 from experiments.offload.run import per_parameter
-from experiments.quickstart.run_folder import REPOSITORY, read_rows, write_rows
 
 DRIVER = REPOSITORY / "build/cpu/experiments/offload/traffic_driver"
 RESULTS = Path(__file__).with_name("traffic.json")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from experiments.fidelity.stages import Results
 from experiments.fidelity.tables import number, shares, table
 from experiments.fidelity.train_one import Job
+from experiments.harness import commits
 from experiments.offload_codec import codec_bytes
 from experiments.offload_codec.rows import (
     BASELINES,
@@ -91,11 +92,10 @@ def document(results: Results) -> str:
     """Return the text of RESULTS.md."""
     rows = [("identity", 1.0), *((c, f) for c in CODECS for f in RATIOS)]
     bytes_table = table(codec_bytes.COLUMNS, [codec_bytes.cells(*row) for row in rows])
-    commits = ", ".join(_commits(results))
     parts = [
         "# A codec for the disk engine: results\n\nWritten by "
         "`python -m experiments.offload_codec.run --table` from `results.jsonl`; "
-        f"code of {commits or 'unknown commit'}.",
+        f"code of {commits(results.rows())}.",
         "## Bytes for a parameter and step, by formula\n\nf32 states, 16-bit weights that stay on "
         f"the device. `P and Q` (host memory, and down the link at a redraw) and `host flop` are "
         f"those of a {codec_bytes.SIDE} x {codec_bytes.SIDE} weight.\n\n{bytes_table}",
@@ -115,7 +115,3 @@ def document(results: Results) -> str:
     parts.append(f"## {LONG:,} steps\n\nSmall model, prose, one seed, at the best rate of 200."
                  f"\n\n{lasting(results)}")  # fmt: skip
     return "\n\n".join(parts) + "\n"
-
-
-def _commits(results: Results) -> list[str]:
-    return sorted({row["commit"][:12] for row in results.rows()})

@@ -1,4 +1,4 @@
-"""The list of fine-tunes in the experiment, planned from the results so far."""
+"""Plan the fine-tunes of the experiment from the results so far."""
 
 from __future__ import annotations
 
@@ -26,14 +26,6 @@ WINNERS: tuple[Row, ...] = (
     ("block_random", 0.5, "50"),
     ("block_random", 0.25, "50"),
 )
-# Core-seconds of 200 steps by model; the codec's own time comes on top.
-SECONDS = {"small": 15, "quickstart": 32}
-# Seconds of one draw for all weights of the small model, at f = 1/4 and 1/2.
-DRAW_SECONDS = {
-    "block_random": (0.004, 0.004),
-    "svd": (0.06, 0.15),
-    "sparse_learned": (2.5, 5.0),
-}
 
 
 def job_of(setting: Setting, row: Row, seed: int = 0) -> Job:
@@ -92,7 +84,7 @@ def screen(results: Results) -> list[Job]:
 
 
 def winners(results: Results) -> list[Job]:
-    """List the winners on every model and shift, with two more seeds at the best rate."""
+    """Jobs of the winners on every model and shift, with two more seeds at the best rate."""
     jobs = []
     for setting in SETTINGS:
         for row in (*BASELINES, *WINNERS):
@@ -126,15 +118,3 @@ def long(results: Results) -> list[Job]:
 
 
 STAGES = {"screen": screen, "long": long, "winners": winners, "engine": engine}
-
-
-def estimated_seconds(job: Job) -> float:
-    """Estimate the seconds of one core."""
-    seconds = SECONDS[job.model] * job.steps / 200
-    if job.method not in DRAW_SECONDS:
-        return seconds
-    draws = 1 if job.refresh == "never" else job.steps / int(job.refresh)
-    if job.method == "sparse_learned" and job.refresh == "1":
-        draws /= 10  # Each step then takes a tenth of the learning steps.
-    scale = SECONDS[job.model] / SECONDS["small"]
-    return seconds + scale * draws * DRAW_SECONDS[job.method][job.ratio > 0.25]

@@ -13,7 +13,8 @@ import argparse
 import statistics
 from pathlib import Path
 
-from experiments.quickstart.run_folder import REPOSITORY, train, write_rows
+from experiments.harness import REPOSITORY, write_rows
+from experiments.quickstart.run_folder import train
 
 CONFIG = REPOSITORY / "configs/quickstart_offload_disk.yaml"
 RESULTS = Path(__file__).with_name("step_time.json")

@@ -18,9 +18,9 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from experiments.harness import REPOSITORY, provenance
 from experiments.peers.child import ENVIRONMENT, undisturbed
 from experiments.peers.sides import COMPARED, TUNED
-from experiments.quickstart.run_folder import REPOSITORY, provenance
 
 RESULTS = Path(__file__).with_name("results.json")
 README = Path(__file__).with_name("README" + ".md")

@@ -17,8 +17,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from experiments.harness import REPOSITORY, read_rows, write_rows
 from experiments.plan.wide_llama import write_model
-from experiments.quickstart.run_folder import REPOSITORY, RunFolder, read_rows, train, write_rows
+from experiments.quickstart.run_folder import RunFolder, train
 
 RESULTS = Path(__file__).with_suffix(".json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"

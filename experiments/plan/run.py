@@ -15,8 +15,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from experiments.harness import REPOSITORY, read_rows, write_rows
 from experiments.plan.wide_llama import write_model
-from experiments.quickstart.run_folder import REPOSITORY, planned, read_rows, train, write_rows
+from experiments.quickstart.run_folder import planned, train
 
 RESULTS = Path(__file__).with_name("results.json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"

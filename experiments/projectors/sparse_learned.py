@@ -29,7 +29,7 @@ from sluiceway.text.batches import Batches
 
 from experiments.fidelity.methods import block_weights
 from experiments.fidelity.tasks import load_model, load_text
-from experiments.quickstart.run_folder import provenance
+from experiments.harness import provenance
 
 RESULTS = Path(__file__).with_suffix(".json")
 MICRO_BATCH = 4

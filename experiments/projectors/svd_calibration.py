@@ -22,7 +22,7 @@ import torch
 from sluiceway import SubspaceAdamW
 from torch import nn
 
-from experiments.quickstart.run_folder import read_rows, write_rows
+from experiments.harness import read_rows, write_rows
 
 RESULTS = Path(__file__).with_suffix(".json")
 SHAPES = ((1024, 1024), (4096, 4096), (4096, 11008))  # m x n of the weight.

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import yaml
 
-from experiments.quickstart.run_folder import REPOSITORY, RunFolder, provenance, train
+from experiments.harness import REPOSITORY, provenance
+from experiments.quickstart.run_folder import RunFolder, train
 
 RESULTS = Path(__file__).parent / "codecs.json"
 # Multiples of the config's learning rate. The learned projector's columns are not orthonormal, so

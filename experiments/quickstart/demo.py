@@ -24,10 +24,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from experiments.harness import REPOSITORY, provenance
 from experiments.quickstart.demo_ways import FROZEN, ON_DISK, WAYS, paced, ways_on
 from experiments.quickstart.interleaved import TURN_STEPS, take_turns
 from experiments.quickstart.link_rate import CARD_FLOP_PER_S, CARD_LINK_GBPS, CARD_TOKENS, measured
-from experiments.quickstart.run_folder import REPOSITORY, RunFolder, provenance
+from experiments.quickstart.run_folder import RunFolder
 from experiments.quickstart.turn_ratio import TurnRatio, turn_ratio
 
 SPREAD = Path(__file__).with_name("native_spread.json")

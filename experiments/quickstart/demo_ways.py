@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from experiments.quickstart.run_folder import REPOSITORY, link_overrides
+from experiments.harness import REPOSITORY
+from experiments.quickstart.run_folder import link_overrides
 
 Ways = dict[str, tuple[str, dict[str, Any]]]
 

@@ -25,7 +25,8 @@ from typing import Any
 
 from sluiceway.run.run_folder import RunFolder
 
-from experiments.quickstart.run_folder import REPOSITORY, as_override, clear
+from experiments.harness import REPOSITORY
+from experiments.quickstart.run_folder import as_override, clear
 
 TURN_STEPS = 5  # Divides the 60 steps between two evaluations of the quickstart.
 # Runs are forked from a process that has imported these and has not touched a card.

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.quickstart.run_folder import REPOSITORY
+from experiments.harness import REPOSITORY
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ Cores are pinned as the config says: torch, the device streams and native on one
 lanes on the other. The ways take turns (A B C A B C ...), so a disturbance hits all of them. At the
 config's own link rate every way runs `--rounds` times. Then block_random and full gradients run at
 multiples of that rate, to find the rate at which full gradients catch up. Last, native and svd run
-with more tokens a step, since dense projectors cost the same for any number of tokens. Writes
-link_sweep.json; `--table` prints it for the README.
+with more tokens a step, since dense projectors cost the same for any number of tokens. Appends
+a line to link_sweep.jsonl; `--table` prints it for the README.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from pathlib import Path
 
 import yaml
 
+from experiments.harness import REPOSITORY, append_row, provenance, read_documents
 from experiments.quickstart.demo_ways import BARRIER, NATIVE
-from experiments.quickstart.run_folder import REPOSITORY, link_overrides, provenance, train
+from experiments.quickstart.run_folder import link_overrides, train
 
-RESULTS = Path(__file__).parent / "link_sweep.json"
+RESULTS = Path(__file__).with_suffix(".jsonl")
 WAYS = {
     "native": NATIVE,
     "block_random": {"engine.codec": "block_random", "engine.residual": "none"},
@@ -149,13 +150,14 @@ def main() -> None:
     parser.add_argument("--sweep-rounds", type=int, default=1, help="0: no sweeps")
     parser.add_argument("--multiples", type=float, nargs="+", default=MULTIPLES)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print link_sweep.json as tables")
+    parser.add_argument("--name", default="link_sweep", help="name of the sweep in the file")
+    parser.add_argument("--table", action="store_true", help="print NAME as tables")
     args = parser.parse_args()
     if args.table:
-        result = json.loads(args.results.read_text())
+        result = read_documents(args.results)[args.name]
     else:
         result = sweep(args)
-        args.results.write_text(json.dumps(result, indent=1) + "\n")
+        append_row(args.results, {"name": args.name, **result})
     print(table(result))
 
 

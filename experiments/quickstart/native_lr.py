@@ -20,7 +20,7 @@ from sluiceway.config.schema import Config
 from sluiceway.text.batches import Batches, Sequences, in_order, load_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiments.quickstart.run_folder import REPOSITORY, provenance
+from experiments.harness import REPOSITORY, provenance
 
 RESULTS = Path(__file__).parent / "native_lr.json"
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from experiments.harness import REPOSITORY, provenance
 from experiments.quickstart.demo_ways import NATIVE
-from experiments.quickstart.run_folder import REPOSITORY, provenance, train
+from experiments.quickstart.run_folder import train
 
 RESULTS = Path(__file__).with_suffix(".json")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -13,11 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sluiceway.base.atomic import replace_file
 from sluiceway.base.exit_codes import REFUSED
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-UNKNOWN = "unknown"  # Stands for the commit without a repository and without SLUICEWAY_COMMIT.
+from experiments.harness import REPOSITORY
+
 WARMUP_STEPS = 3  # The first steps allocate, so medians leave them out.
 
 
@@ -179,51 +177,3 @@ def train(
                 command, check=True, cwd=checkout, env=environment, stdout=sink, stderr=sink
             )
     return RunFolder(folder)
-
-
-def provenance() -> dict[str, str]:
-    """Return the commit and command that a JSON file of results names.
-
-    SLUICEWAY_COMMIT gives the commit where there is no repository, or where a caller has looked it
-    up.
-    """
-    spec = sys.modules["__main__"].__spec__  # None for a script that Python got by its path.
-    program = ["-m", spec.name] if spec else sys.argv[:1]
-    return {"commit": commit_here(), "command": " ".join(["python", *program, *sys.argv[1:]])}
-
-
-def commit_here() -> str:
-    """Return the commit that is checked out, or `UNKNOWN`."""
-    if said := os.environ.get("SLUICEWAY_COMMIT"):
-        return said
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or UNKNOWN
-
-
-def check_commit(path: Path) -> None:
-    """Exit if the file is of another commit; a file never mixes rows of two commits."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return
-    old, new = json.loads(path.read_text())["commit"], commit_here()
-    if new == UNKNOWN:
-        sys.exit(f"{path}: this checkout has no known commit, expected {old}; set SLUICEWAY_COMMIT")
-    if old != new:
-        sys.exit(f"{path}: is of commit {old}, expected {new}; give another file")
-
-
-def read_rows(path: Path) -> list[dict]:
-    """Return the cases that a file of results has so far."""
-    return json.loads(path.read_text()).get("rows", []) if path.exists() else []
-
-
-def write_rows(path: Path, rows: list[dict], **more: object) -> None:
-    """Write the measured cases, with commit and command, and the script's `more` fields.
-
-    The file is replaced atomically, so a reader, or a script restarted after a kill, finds either
-    the whole file or the previous one.
-    """
-    text = json.dumps({**provenance(), **more, "rows": rows}, indent=1) + "\n"
-    replace_file(path, text.encode())

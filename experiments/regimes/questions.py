@@ -1,4 +1,4 @@
-"""The list of questions, the most decisive first; each has a table and a JSONL file.
+"""List the questions in the order in which answers decide most; each has a table.
 
 Each question changes one factor of small / Perl / 256 tokens a step / 200 steps. A way gets the
 rates of RATES with one seed, on `pick`, and more rates for as long as the best one is at an edge.
@@ -60,7 +60,7 @@ class Question:
     Parameters
     ----------
     name : str
-        Stem of the question's file under results/.
+        Name for `--only`.
     asks : str
         Heading of the question's table.
     settings, ways
@@ -171,14 +171,6 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Runs that a question needs, as far as is known."""
-
-    known: tuple[Run, ...]
-    to_come: tuple[Run, ...]  # Runs whose rate is not chosen yet.
-
-
 def cells(question: Question) -> Iterable[tuple[Setting, Way]]:
     """Yield the setting and way of every row of the table."""
     return ((setting, way) for setting in question.settings for way in question.ways)
@@ -196,12 +188,11 @@ def final_runs(found: Found, question: Question, setting: Setting, way: Way) -> 
     return seeds_of(run, question.seeds, question.first_seed)
 
 
-def wanted(found: Found, question: Question) -> Wanted:
-    """List all rates that are known to be needed, then the fresh seeds."""
-    known: list[Run] = []
-    to_come: list[Run] = []
+def wanted(question: Question, found: Found) -> list[Run]:
+    """Runs at all rates known to be needed, and the fresh seeds once a rate is chosen."""
+    runs: list[Run] = []
     for setting, way in cells(question):
-        known += tuned(found, run_of(setting, way), RATES)
+        runs += tuned(found, run_of(setting, way), RATES)
         finals = final_runs(found, question, setting, way)
-        (known if finals[0].lr else to_come).extend(finals)
-    return Wanted(tuple(dict.fromkeys(known)), tuple(dict.fromkeys(to_come)))
+        runs += finals if finals[0].lr else []
+    return list(dict.fromkeys(runs))

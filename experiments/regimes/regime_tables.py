@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
 from experiments.fidelity.stages import HIGHEST, LOWEST, Found
 from experiments.fidelity.tables import kib, number, table
+from experiments.harness import commits
 from experiments.regimes.differences import Difference, paired, share, worth_in_steps
 from experiments.regimes.fine_tunes import Run, Setting, Way
 from experiments.regimes.questions import (
@@ -23,7 +23,6 @@ from experiments.regimes.questions import (
     chosen_rate,
     final_runs,
 )
-from experiments.regimes.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def worth_table(found: Found) -> str:
 
 HEAD = """# What a core is worth: results
 
-Written by `python -m experiments.regimes.run --table` from `results/`; code of {commits}.
+Written by `python -m experiments.regimes.run --table` from `results.jsonl`; code of {commits}.
 
 Where nothing else is said: small model, Perl, 256 tokens a step, 200 steps, f = 1/4. Every way has
 the rate that was best for it on `pick`, with one seed; all that is shown is of `final`, with other
@@ -121,10 +120,9 @@ rate with `(edge)` is the last that is tried. `share` is of AdamW's gain, at its
 """
 
 
-def document(shelf: Shelf) -> str:
-    """Return the text of RESULTS.md."""
-    found = shelf.found()
-    parts = [HEAD.format(commits=", ".join(_commits(shelf)) or "no commit yet")]
+def document(found: Found) -> str:
+    """Write RESULTS.md as one string."""
+    parts = [HEAD.format(commits=commits(found.rows()))]
     for question in QUESTIONS:
         lines, asked = lines_of(question, found), len(list(cells(question)))
         parts.append(f"## {question.asks}\n")
@@ -137,13 +135,3 @@ def document(shelf: Shelf) -> str:
     parts.append("## What `svd` at f = 1/2 is worth in steps of the residual alone\n")
     parts.append(f"{worth_table(found)}\n")
     return "\n".join(parts)
-
-
-def _commits(shelf: Shelf) -> list[str]:
-    return sorted({row["commit"][:12] for row in shelf.all_rows().values()})
-
-
-def write_results(shelf: Shelf, folder: Path) -> None:
-    """Write RESULTS.md to a folder."""
-    (folder / "RESULTS.md").write_text(document(shelf))
-    print(folder / "RESULTS.md")

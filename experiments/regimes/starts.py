@@ -9,18 +9,16 @@ In every start the byte embedding is tied to the head and frozen.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiments.fidelity.tasks import REPOSITORY, load_model, load_text, read_model
+from experiments.fidelity.tasks import load_model, load_text, make_model, read_model
 from experiments.fidelity.train_one import mean_loss
+from experiments.harness import REPOSITORY
 
 STARTS = ("small", "young", "scratch")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,8 +31,7 @@ def start_model(start: str, seed: int, dtype: str) -> torch.nn.Module:
     if start == "scratch":
         model = _drawn(seed)
     elif start == "young":
-        if not (YOUNG / "model.safetensors").exists():
-            raise FileNotFoundError(f"{YOUNG}: the young model is missing; call make_young()")
+        make_young()
         model = read_model(YOUNG)
     else:
         model = load_model(start)
@@ -51,20 +48,11 @@ def _drawn(seed: int) -> torch.nn.Module:
 
 
 def make_young() -> None:
-    """Train and store `young` unless it exists: takes minutes, gives the same weights each time."""
-    if (YOUNG / "model.safetensors").exists():
-        return
-    shape = ["--layers", "2", "--inner", "448"]
+    """Train and store `young` unless it exists; another process that needs it waits."""
     YOUNG.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=YOUNG.parent) as scratch:
-        base, stored = Path(scratch) / "base", Path(scratch) / "stored"
-        for command in (
-            ["train_base", "--steps", str(YOUNG_STEPS), "--seed", "1", *shape, "--out", base],
-            ["store_model", "--run", base, "--out", stored],
-        ):
-            program = [sys.executable, "-m", f"experiments.quickstart.{command[0]}"]
-            subprocess.run([*program, *map(str, command[1:])], check=True, cwd=REPOSITORY)
-        stored.rename(YOUNG)
+    with YOUNG.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_model(YOUNG, YOUNG_STEPS)
 
 
 @functools.cache

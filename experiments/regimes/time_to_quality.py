@@ -1,7 +1,7 @@
 """Measure seconds to native's last held-out loss, and to 95 % of its gain, over the demo's link.
 
     python -m experiments.regimes.time_to_quality          # on a quiet machine: one run at a time
-    python -m experiments.regimes.time_to_quality --table  # prints results/time_to_quality.jsonl
+    python -m experiments.regimes.time_to_quality --table  # prints time_to_quality.jsonl
 
 Every run is `sluiceway train configs/quickstart.yaml`. The link has the rate that the demo derives
 from this machine, once for the file; every row records it. Seconds are those of the steps, with
@@ -28,20 +28,14 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise, product
 from pathlib import Path
 
-from experiments.fidelity.row_lines import Row, append_row, read_rows
 from experiments.fidelity.tables import table
+from experiments.harness import REPOSITORY, Row, append_row, provenance, read_rows
 from experiments.quickstart.demo import choose_link
 from experiments.quickstart.demo_ways import BARRIER, CORES, NATIVE
-from experiments.quickstart.run_folder import (
-    REPOSITORY,
-    RunFolder,
-    link_overrides,
-    provenance,
-    train,
-)
+from experiments.quickstart.run_folder import RunFolder, link_overrides, train
 from experiments.same_bits.checkouts import machine
 
-RESULTS = Path(__file__).parent / "results" / "time_to_quality.jsonl"
+RESULTS = Path(__file__).with_suffix(".jsonl")
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 WAYS = {
     "native": NATIVE,
@@ -100,9 +94,8 @@ def row_of(way: str, micro_batches: int, seed: int, steps: int, gbps: float) -> 
         except subprocess.CalledProcessError:
             sys.exit(log.read_text())
         return {"way": way, "accumulate": micro_batches, "seed": seed, "steps": steps,
-                "link_gbps": gbps, "machine": machine(), "overrides": WAYS[way],
-                "curve": curve_of(run), "step_seconds": run.step_seconds,
-                **provenance()}  # fmt: skip
+                "link_gbps": gbps, "overrides": WAYS[way], "curve": curve_of(run),
+                "step_seconds": run.step_seconds, **provenance(), "machine": machine()}  # fmt: skip
 
 
 def pairs_of(rows: Sequence[Row], way: str, micro_batches: int) -> list[tuple[Curve, Curve]]:

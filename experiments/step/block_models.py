@@ -16,7 +16,7 @@ from sluiceway.model.folder import prepare_model, quiet_transformers
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from experiments.quickstart.run_folder import REPOSITORY
+from experiments.harness import REPOSITORY
 
 _ROWS = 256  # Rows of embedding and head.
 _MOMENTS = 2

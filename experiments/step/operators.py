@@ -21,7 +21,7 @@ import torch
 from sluiceway.run.summary import machine
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.quickstart.run_folder import write_rows
+from experiments.harness import write_rows
 from experiments.step.block_models import SHAPES, Case
 from experiments.step.step_turn import clear, train_step
 from experiments.step.step_ways import NATIVE, WAYS, make_optimizer

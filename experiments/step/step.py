@@ -34,7 +34,7 @@ import torch
 from sluiceway.base.sizes import parse_bytes
 from sluiceway.run.summary import machine
 
-from experiments.quickstart.run_folder import check_commit, read_rows, write_rows
+from experiments.harness import check_commit, read_documents, read_rows, write_rows
 from experiments.step.block_models import SHAPES, Case, cases
 from experiments.step.step_order import ABSOLUTE, NATIVE, PACINGS, Turn, in_order
 from experiments.step.step_table import table
@@ -217,18 +217,20 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     """Measure what is missing, and print the table."""
     args, only_failed = parsed(), []
-    if not args.table:
-        check_commit(args.out)
-        check_options(args)
-        if args.budget is None:
-            args.budget = int(_OF_CARD * torch.cuda.mem_get_info(torch_device(args.device))[0])
-        sitting = Sitting(args)
-        sitting.go_on()
-        if sitting.has_time:
-            return _START_AGAIN
-        only_failed = sitting.ways_that_only_failed()
-        if sitting.left:
-            print(f"step.py: {len(sitting.left)} turns are left; repeat the command")
+    if args.table:
+        print("\n\n".join(map(table, read_documents(args.out).values())))
+        return 0
+    check_commit(args.out)
+    check_options(args)
+    if args.budget is None:
+        args.budget = int(_OF_CARD * torch.cuda.mem_get_info(torch_device(args.device))[0])
+    sitting = Sitting(args)
+    sitting.go_on()
+    if sitting.has_time:
+        return _START_AGAIN
+    only_failed = sitting.ways_that_only_failed()
+    if sitting.left:
+        print(f"step.py: {len(sitting.left)} turns are left; repeat the command")
     print(table(json.loads(args.out.read_text())))
     for way in only_failed:
         print(f"step.py: {way}: failed in every try", file=sys.stderr)

@@ -20,7 +20,7 @@ import torch
 from sluiceway import _core
 from sluiceway.optim.zo.rates import as_float, group_update
 
-from experiments.quickstart.run_folder import write_rows
+from experiments.harness import write_rows
 from experiments.same_bits.checkouts import machine
 
 RESULTS = Path(__file__).with_name("drift.json")

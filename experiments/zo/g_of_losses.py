@@ -21,7 +21,7 @@ from sluiceway.model.chunked_loss.cross_entropy import IGNORED, chunked_cross_en
 from sluiceway.text.batches import Batches, load_sequences
 from torch.nn import functional
 
-from experiments.quickstart.run_folder import REPOSITORY, write_rows
+from experiments.harness import REPOSITORY, write_rows
 from experiments.same_bits.checkouts import machine
 
 RESULTS = Path(__file__).with_name("g_of_losses.json")

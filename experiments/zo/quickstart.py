@@ -26,14 +26,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from experiments.quickstart.run_folder import (
-    REPOSITORY,
-    RunFolder,
-    commit_here,
-    read_rows,
-    train,
-    write_rows,
-)
+from experiments.harness import REPOSITORY, commit_here, read_rows, write_rows
+from experiments.quickstart.run_folder import RunFolder, train
 from experiments.same_bits.checkouts import ONE_THREAD, machine
 
 RESULTS, CLOCK = (

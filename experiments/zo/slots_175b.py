@@ -38,7 +38,7 @@ from sluiceway.run.loop import RunContext
 from sluiceway.run.session import Inputs, open_context
 from sluiceway.text.batches import Batch
 
-from experiments.quickstart.run_folder import REPOSITORY, write_rows
+from experiments.harness import REPOSITORY, write_rows
 from experiments.same_bits.checkouts import machine
 
 RESULTS = Path(__file__).with_name("slots_175b.json")

@@ -35,7 +35,7 @@ from sluiceway import _core
 from sluiceway.engines.zo import ParitySave
 from sluiceway.run.saving.side_thread import SideThread
 
-from experiments.quickstart.run_folder import write_rows
+from experiments.harness import write_rows
 from experiments.same_bits.checkouts import machine
 from experiments.step.block_models import Case
 from experiments.zo.streaming_table import PENDING, PREFETCH, ROUND, SAVING, tables

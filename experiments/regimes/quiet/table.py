@@ -1,7 +1,7 @@
 """Answer the question `quiet`: compare the engine's ways with AdamW in steps without noise.
 
     python -m experiments.regimes.quiet.table             # runs that are left; resumable
-    python -m experiments.regimes.quiet.table --table     # prints results/quiet.jsonl
+    python -m experiments.regimes.quiet.table --table     # prints table.jsonl
 
 Every way takes 12 steps on each of two random Llamas, with five seeds of model, batch and
 projectors, at AdamW's rate: nothing is tuned. A row has the losses before some of the steps.
@@ -21,11 +21,10 @@ from typing import Any
 import sluiceway as sw
 import torch
 
-from experiments.fidelity.row_lines import Row, append_row, read_rows
-from experiments.quickstart.run_folder import provenance
+from experiments.harness import Row, append_row, provenance, read_rows
 from experiments.regimes.quiet.quiet_model import LOOKS, losses, one_batch, random_llama
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "quiet.jsonl"
+RESULTS = Path(__file__).with_suffix(".jsonl")
 MODELS = {256: (4, 1e-3), 768: (8, 3e-4)}  # Hidden size: layers and rate.
 SEEDS = range(5)
 ADAMW = "AdamW"

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from experiments.fidelity.row_lines import append_row
 from experiments.fidelity.stages import STAGES, Results
 from experiments.fidelity.tables import (
     DEFAULTS,
@@ -22,6 +21,7 @@ from experiments.fidelity.tables import (
     spread,
 )
 from experiments.fidelity.train_one import Job
+from experiments.harness import append_row
 
 BEFORE = 1.5
 # Loss on `pick` by rate: 2e-3 is best, between two others, so no further rate is asked for.

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import sys
 from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
+from experiments import harness
 from experiments.fidelity import tasks
-from experiments.fidelity.stages import HIGHEST, Found
+from experiments.fidelity.stages import HIGHEST, Found, Results
+from experiments.quickstart.train_base import shape_of
 from experiments.regimes import differences, fine_tunes, questions, regime_tables, starts
-from experiments.regimes.fine_tunes import PICK_SEED, Run, Setting, Way, run_of
-from experiments.regimes.hours import Hours
-from experiments.regimes.questions import ADAMW, CORE, QUESTIONS, RATES, RESIDUAL, Question, wanted
-from experiments.regimes.shelf import Shelf
-from experiments.regimes.turns import left, next_run, plan, work_off
+from experiments.regimes.fine_tunes import PICK_SEED, Run, Setting, Way, asked_for, run_of
+from experiments.regimes.questions import (
+    ADAMW,
+    CORE,
+    QUESTIONS,
+    RATES,
+    RESIDUAL,
+    Question,
+    final_runs,
+    wanted,
+)
 
 TINY = Question("core", "Which?", (Setting(steps=2, shift="prose"),), (ADAMW, RESIDUAL), seeds=2)
 
@@ -46,11 +60,11 @@ def best_at(rate: float, run: Run) -> dict:
 
 
 def test_the_list_of_runs_is_the_same_every_time_and_begins_with_what_decides_most():
-    runs = [wanted(Found({}), question).known for question in QUESTIONS]
-    assert runs == [wanted(Found({}), question).known for question in QUESTIONS]
-    assert runs[0] == tuple(
+    runs = [wanted(question, Found({})) for question in QUESTIONS]
+    assert runs == [wanted(question, Found({})) for question in QUESTIONS]
+    assert runs[0] == [
         replace(run_of(Setting(), way), lr=lr) for way in (ADAMW, RESIDUAL, CORE) for lr in RATES
-    )
+    ]
     keys = {run.key for asked in runs for run in asked}
     assert len(keys) == len({run for asked in runs for run in asked})
     assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
@@ -98,7 +112,8 @@ def test_what_could_become_a_default_is_confirmed_by_seeds_that_no_other_questio
                      "norms"}  # fmt: skip
 
     def seeds(question: Question) -> set[int]:
-        return {run.seed for run in wanted(Found({}), question).to_come}
+        finals = (final_runs(Found({}), question, *cell) for cell in questions.cells(question))
+        return {run.seed for runs in finals for run in runs}
 
     others = set().union(*(seeds(one) for one in QUESTIONS if one not in confirming))
     for question in confirming:
@@ -109,7 +124,7 @@ def test_what_could_become_a_default_is_confirmed_by_seeds_that_no_other_questio
 @pytest.mark.parametrize("best", [2e-3, 1.6e-2, 2.5e-4])
 def test_rates_go_on_beyond_an_edge_until_the_best_is_inside(best):
     rows, asked = {}, []
-    while new := [run for run in wanted(Found(rows), TINY).known if run.key not in rows]:
+    while new := [run for run in wanted(TINY, Found(rows)) if run.key not in rows]:
         asked += new
         rows |= {run.key: best_at(best, run) for run in new}
     picks = sorted(run.lr for run in asked if run.way == ADAMW and run.seed == PICK_SEED)
@@ -122,12 +137,11 @@ def test_rates_go_on_beyond_an_edge_until_the_best_is_inside(best):
                                                                (best, 1, "final")]  # fmt: skip
 
 
-def test_seeds_are_to_come_while_the_rate_may_still_change():
+def test_seeds_wait_while_the_rate_may_still_change():
     first = [replace(run_of(TINY.settings[0], ADAMW), lr=lr) for lr in RATES]
     found = found_of(*((run, 1.0 - i) for i, run in enumerate(first)))  # 4e-3 is best.
-    asked = wanted(found, TINY)
-    assert replace(first[-1], lr=8e-3) in asked.known
-    assert [run.seed for run in asked.to_come if run.way == ADAMW] == [0, 1]
+    asked = [run for run in wanted(TINY, found) if run.way == ADAMW]
+    assert asked == [*first, replace(first[-1], lr=8e-3)]
 
 
 # ---- What is kept ----
@@ -137,98 +151,105 @@ def three_runs() -> list[Run]:
     return [replace(run_of(Setting(), ADAMW), lr=1e-3, seed=seed) for seed in range(3)]
 
 
+def read(path: Path) -> Results:
+    return Results(path, asked_for)
+
+
+def seeds_of(path: Path) -> list[int]:
+    return [row["seed"] for row in read(path).rows()]
+
+
 def test_a_line_that_a_kill_left_torn_is_run_again_wherever_it_was_torn(tmp_path):
-    first, second, third = three_runs()
-    shelf = Shelf(tmp_path)
-    shelf.add("core", row_of(first, 1.5))
-    whole = shelf.path("core").read_bytes()
-    shelf.add("core", row_of(second, 1.25))
-    both = shelf.path("core").read_bytes()
+    first, second, third = (row_of(run, 1.5) for run in three_runs())
+    path = tmp_path / "results.jsonl"
+    harness.append_row(path, first)
+    whole = path.read_bytes()
+    harness.append_row(path, second)
+    both = path.read_bytes()
     for cut in range(len(whole), len(both), 7):
-        shelf.path("core").write_bytes(both[:cut])
-        again = Shelf(tmp_path)
-        assert list(again.rows("core")) == [first.key]
-        again.add("core", row_of(third, 1.125))
-        lines = shelf.path("core").read_text().splitlines()
-        assert [json.loads(line)["seed"] for line in lines] == [0, 2]
-    shelf.path("core").write_bytes(both)
-    assert list(Shelf(tmp_path).rows("core")) == [first.key, second.key]
+        path.write_bytes(both[:cut])
+        assert seeds_of(path) == [0]
+        harness.append_row(path, third)
+        assert [json.loads(line)["seed"] for line in path.read_text().splitlines()] == [0, 2]
+    path.write_bytes(both)
+    assert seeds_of(path) == [0, 1]
 
 
 def test_a_whole_line_that_is_no_row_is_named(tmp_path):
-    (tmp_path / "core.jsonl").write_text('{"lr": 1, \n')
-    with pytest.raises(ValueError, match=r"core\.jsonl:1: is no row"):
-        Shelf(tmp_path)
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"lr": 1, \n')
+    with pytest.raises(ValueError, match=r"results\.jsonl:1: is no row"):
+        read(path)
+    path.write_text('{"lr": 1}\n')
+    with pytest.raises(ValueError, match=r"results\.jsonl: a line lacks 'method'"):
+        read(path)
 
 
-def test_what_one_question_ran_is_copied_into_the_file_of_another(tmp_path):
-    shelf = Shelf(tmp_path)
-    run = next(run for run in wanted(Found({}), QUESTIONS[0]).known if run.way == RESIDUAL)
-    shelf.add("core", row_of(run, 1.5))
-    shelf.share(next(question for question in QUESTIONS if question.name == "b1"))
-    assert list(Shelf(tmp_path).rows("b1")) == [run.key]
+def test_of_two_rows_of_a_run_the_later_one_counts(tmp_path):
+    run, path = three_runs()[0], tmp_path / "results.jsonl"
+    for loss in (1.5, 1.25):
+        harness.append_row(path, row_of(run, loss))
+    assert read(path).loss(run) == 1.25
+    assert len(path.read_text().splitlines()) == 2
 
 
-# ---- Taking turns ----
+# ---- A study ----
 
 
-def work(shelf: Shelf, asked: list[Run], hours: float = 30.0, fails: Way | None = None):
-    """Do the work of run.py with made-up losses."""
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Call run_study() with made-up losses; return the runs that it made."""
 
-    def measure(run: Run) -> dict:
-        asked.append(run)
-        if run.way == fails:
-            raise RuntimeError("no such method")
+    def pool(jobs: int, begin: object, maxtasksperchild: int) -> ThreadPool:
+        return ThreadPool(jobs)
+
+    in_threads = SimpleNamespace(get_context=lambda _: SimpleNamespace(Pool=pool))
+    monkeypatch.setattr(harness, "multiprocessing", in_threads)
+    monkeypatch.setattr(regime_tables, "QUESTIONS", (TINY,))
+
+    def call(*arguments: str, measure=lambda run: best_at(2e-3, run)) -> list[Run]:
+        asked: list[Run] = []
+
+        def measured(run: Run) -> dict:
+            asked.append(run)
+            return measure(run)
+
+        stages = {"core": partial(wanted, TINY)}
+        made = harness.Study(tmp_path / "results.jsonl", read, stages, measured,
+                             regime_tables.document)  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        harness.run_study(made, "A study.")
+        return asked
+
+    return call
+
+
+def test_a_run_that_is_done_is_never_repeated_and_a_second_call_has_nothing_to_do(study, capsys):
+    asked = study()
+    assert len(asked) == len(set(asked)) == 10  # Three rates and two seeds, twice.
+    assert study() == []
+    assert study("--count") == []
+    assert capsys.readouterr().out.endswith("core: 10 of 10 done\n")
+
+
+def test_a_run_that_raises_ends_the_study_and_finished_rows_stay(study, tmp_path):
+    def no_residual(run: Run) -> dict:
+        if run.way == RESIDUAL:
+            raise FileNotFoundError("no such model")
         return best_at(2e-3, run)
 
-    with ThreadPoolExecutor(2) as pool:
-        return work_off([TINY], shelf, pool, 2, measure, hours, lambda _: None)
+    with pytest.raises(SystemExit, match="no such model"):
+        study("--jobs", "1", measure=no_residual)
+    assert len(read(tmp_path / "results.jsonl").rows()) == 3
+    assert len(study()) == 7
 
 
-def test_a_run_that_is_done_is_never_repeated_and_a_second_call_has_nothing_to_do(tmp_path):
-    asked: list[Run] = []
-    outcome = work(Shelf(tmp_path), asked)
-    assert len(asked) == len(set(asked)) == outcome.done == 10  # Three rates and two seeds, twice.
-    assert work(Shelf(tmp_path), asked).done == 0
-    assert len(asked) == 10
-
-
-def test_the_budget_stops_before_the_run_that_would_go_over_it(tmp_path):
-    asked: list[Run] = []
-    shelf = Shelf(tmp_path)
-    shelf.add("core", row_of(replace(run_of(TINY.settings[0], ADAMW), lr=1.0), 3.0))  # 36 s each.
-    outcome = work(shelf, asked, hours=0.045)
-    assert (outcome.stopped, outcome.done, len(asked)) == (True, 3, 3)  # With the one before.
-    rest = work(Shelf(tmp_path), asked)
-    assert (rest.stopped, len(asked), len(set(asked))) == (False, 10, 10)
-
-
-def test_a_method_that_raises_is_named_and_the_others_go_on(tmp_path):
-    outcome = work(Shelf(tmp_path), [], fails=ADAMW)
-    assert {run.way for run in outcome.failed} == {ADAMW}
-    assert outcome.done == 5
-
-
-def test_the_plan_counts_a_run_once_and_takes_seconds_from_rows_of_its_shape():
-    lines = left(QUESTIONS, Found({}))
-    runs = [run for line in lines for run in (*line.known, *line.to_come)]
-    assert len(runs) == len(set(runs))
-    hours = Hours([row_of(run_of(Setting(), ADAMW), 1.0, core_seconds=20.0)])
-    assert hours.seconds(run_of(Setting(), ADAMW)) == 20.0
-    assert hours.seconds(run_of(Setting(), CORE)) == 20.0
-    assert hours.seconds(run_of(Setting(tokens=512), ADAMW)) != 20.0
-    text = plan(lines, Hours([])).splitlines()
-    (total,) = [line.split() for line in text if line.startswith("all ")]
-    (further,) = [line.split() for line in text if line.startswith("further rates")]
-    assert total[1] == str(len(runs))
-    assert int(further[2]) == len({(run.setting, run.way) for run in runs})
-    assert 0 < float(total[2]) + float(further[3]) <= 30
-
-
-def test_the_next_run_is_none_when_all_is_taken():
-    known = wanted(Found({}), TINY).known
-    assert next_run([TINY], Found({}), set()) == ("core", known[0])
-    assert next_run([TINY], Found({}), set(known)) is None
+def test_every_row_of_a_study_names_commit_command_and_machine(study, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICEWAY_COMMIT", "0123456789abcdef")
+    study()
+    for row in read(tmp_path / "results.jsonl").rows():
+        assert (row["commit"], row["command"].split()[-1]) == ("0123456789abcdef", "run.py")
+        assert row["machine"].split(" x ")[0].isdigit()
 
 
 # ---- Sums ----
@@ -286,6 +307,15 @@ def test_a_run_that_diverged_makes_the_difference_infinite():
 
 
 @pytest.fixture
+def small_model(tmp_path_factory, monkeypatch):
+    """A model of the small shape with drawn weights, in place of the trained one."""
+    folder = tmp_path_factory.mktemp("models") / "small"
+    torch.manual_seed(0)
+    LlamaForCausalLM(shape_of(2, 448)).to(torch.bfloat16).save_pretrained(folder)
+    monkeypatch.setitem(tasks.MODELS, "small", folder)
+
+
+@pytest.fixture
 def short_text(monkeypatch):
     """Four held-out sequences in place of hundreds."""
     text = tasks.load_text("prose")
@@ -297,27 +327,20 @@ def short_text(monkeypatch):
     starts.loss_before.cache_clear()
 
 
-def test_two_steps_from_the_list_to_the_table(tmp_path, monkeypatch, short_text):
-    shelf = Shelf(tmp_path)
-    for run in wanted(Found({}), TINY).known:  # Rates are chosen: 2e-3.
-        shelf.add("core", best_at(2e-3, run))
-
-    def measure(run: Run) -> dict:
-        return {**fine_tunes.measured(run), "commit": "0123456789ab", "command": "python"}
-
-    with ThreadPoolExecutor(1) as pool:
-        outcome = work_off([TINY], shelf, pool, 1, measure, 1.0, lambda _: None)
-    assert (outcome.done, outcome.failed) == (4, {})
-    monkeypatch.setattr(regime_tables, "QUESTIONS", (TINY,))
-    regime_tables.write_results(Shelf(tmp_path), tmp_path)
-    (results,) = tmp_path.glob("*.md")
-    text = results.read_text()
+def test_two_steps_from_the_list_to_the_table(tmp_path, study, small_model, short_text):
+    for run in wanted(TINY, Found({})):  # Rates are chosen: 2e-3.
+        harness.append_row(tmp_path / "results.jsonl", best_at(2e-3, run))
+    assert len(study("--jobs", "1", measure=fine_tunes.measured)) == 4
+    study("--table")
+    text = (tmp_path / "RESULTS.md").read_text()
     (line,) = [x for x in text.splitlines() if x.startswith("| prose, 2 steps | `none+residual` |")]
     assert line.split(" | ")[2] == "0.002"
     assert "±" in line
 
 
-def test_a_run_gives_the_same_losses_twice_and_its_start_is_that_of_its_pair(short_text):
+def test_a_run_gives_the_same_losses_twice_and_its_start_is_that_of_its_pair(
+    small_model, short_text
+):
     run = Run(method="block_random+residual+b1=0", shift="prose", tokens=512, accumulate=2,
               steps=2, dtype="bf16", lr=1e-3, seed=0)  # fmt: skip
     first, again = fine_tunes.measured(run), fine_tunes.measured(run)
@@ -328,7 +351,7 @@ def test_a_run_gives_the_same_losses_twice_and_its_start_is_that_of_its_pair(sho
     ]
 
 
-def test_what_is_added_to_a_method_changes_what_the_engine_trains(short_text):
+def test_what_is_added_to_a_method_changes_what_the_engine_trains(small_model, short_text):
     def after(added: str) -> float:
         run = Run(method="block_random+residual" + added, shift="prose", steps=2, lr=1e-3, seed=0)
         return fine_tunes.measured(run)["after"]["final"]
@@ -336,7 +359,13 @@ def test_what_is_added_to_a_method_changes_what_the_engine_trains(short_text):
     assert len({after(added) for added in ("", "+b1=0", "+kw")}) == 3
 
 
-def test_a_start_from_scratch_depends_on_the_seed_alone_and_keeps_the_embedding():
+def test_a_base_model_that_is_not_there_names_the_command_that_makes_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(tasks.MODELS, "small", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"python -m experiments\.fidelity\.tasks"):
+        tasks.load_model("small")
+
+
+def test_a_start_from_scratch_depends_on_the_seed_alone_and_keeps_the_embedding(small_model):
     one, same, other = (starts.start_model("scratch", seed, "fp32") for seed in (1, 1, 2))
     base = tasks.load_model("small")
     prints = [starts.fingerprint(model) for model in (one, same, other, base)]
@@ -347,7 +376,7 @@ def test_a_start_from_scratch_depends_on_the_seed_alone_and_keeps_the_embedding(
     assert bool((embedding == base.get_input_embeddings().weight).all())
 
 
-def test_auto_comes_to_the_residual_alone_but_in_large_steps():
+def test_auto_comes_to_the_residual_alone_but_in_large_steps(small_model):
     from sluiceway import SubspaceAdamW
 
     from experiments.fidelity.methods import block_weights
@@ -371,20 +400,6 @@ def test_auto_comes_to_the_residual_alone_but_in_large_steps():
                 found = {(c["codec"], c["residual"], c["second_moment"]) for c in one.describe()}
             codec = "svd" if tokens == questions.LARGE_TOKENS else "none"
             assert found == {(codec, "factored", "factored")}, (dtype, tokens, accumulate)
-
-
-def test_a_second_writer_is_refused(tmp_path):
-    alone, refused = Shelf(tmp_path).alone, Shelf(tmp_path).alone
-    with alone(), pytest.raises(BlockingIOError, match=r"another run\.py writes"), refused():
-        pass
-    with refused():
-        pass
-
-
-def test_a_line_that_is_no_row_is_named(tmp_path):
-    (tmp_path / "core.jsonl").write_text('{"lr": 1}\n')
-    with pytest.raises(ValueError, match=r"core\.jsonl: a line lacks 'method'"):
-        Shelf(tmp_path)
 
 
 def test_a_reference_that_diverged_is_said():

@@ -14,7 +14,7 @@ from conftest import REPOSITORY
 from sluiceway.machine.device_ops import ops_on
 from sluiceway.model.targets import MIN_ELEMENTS
 
-from experiments.quickstart import run_folder
+from experiments import harness
 from experiments.step import step, step_turn
 from experiments.step.block_models import Case, cases
 from experiments.step.operators import operators_of
@@ -94,7 +94,7 @@ def test_a_file_of_another_commit_is_refused(run_step, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=r"step.json: is of commit other, expected this; give"):
         run_step(out)
     monkeypatch.delenv("SLUICEWAY_COMMIT")
-    monkeypatch.setattr(run_folder, "REPOSITORY", tmp_path)  # No repository.
+    monkeypatch.setattr(harness, "REPOSITORY", tmp_path)  # No repository.
     with pytest.raises(SystemExit, match=r"has no known commit, .*set SLUICEWAY_COMMIT"):
         run_step(out)
     assert out.read_text() == text
@@ -122,7 +122,7 @@ def test_a_file_of_other_options_is_refused_and_a_budget_that_is_not_said_is_its
 def test_rows_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
     out = tmp_path / "rows.json"
     monkeypatch.setenv("SLUICEWAY_COMMIT", "this")
-    run_folder.write_rows(out, [{"a": 1}])
+    harness.write_rows(out, [{"a": 1}])
     before = out.read_text()
     assert json.loads(before)["commit"] == "this"
 
@@ -131,7 +131,7 @@ def test_rows_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(out), "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        run_folder.write_rows(out, [{"a": 1}, {"a": 2}])
+        harness.write_rows(out, [{"a": 1}, {"a": 2}])
     assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
     assert out.read_text() == before
 
