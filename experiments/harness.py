@@ -65,16 +65,23 @@ def commits(rows: Iterable[Row]) -> str:
     return ", ".join(sorted({row["commit"][:12] for row in rows if row.get("commit")})) or UNKNOWN
 
 
-def check_commit(path: Path) -> None:
-    """Exit if the document is of another commit; it never mixes rows of two commits."""
+def check_document(path: Path, **options: object) -> None:
+    """Exit if the document is of another commit or of other options; it never mixes such rows.
+
+    An option that is None here, or that the document lacks, may have any value.
+    """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return
-    old, new = json.loads(path.read_text())["commit"], commit_here()
+    found = json.loads(path.read_text())
+    old, new = found["commit"], commit_here()
     if new == UNKNOWN:
         sys.exit(f"{path}: this checkout has no known commit, expected {old}; set SLUICEWAY_COMMIT")
     if old != new:
         sys.exit(f"{path}: is of commit {old}, expected {new}; give another file")
+    for name, here in options.items():
+        if here is not None and found.get(name, here) != here:
+            sys.exit(f"{path}: is of --{name} {found[name]}, expected {here}; give another file")
 
 
 # ---- Files of rows -------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from experiments.gpu.part_tables import fidelity_table
 from experiments.gpu.peers import Make, native, ours
-from experiments.harness import check_commit, read_rows, write_rows
+from experiments.harness import check_document, read_rows, write_rows
 from experiments.quickstart.limited import row_of
 from experiments.quickstart.stdlib_corpus import encode, is_held_out
 from experiments.step.step_turn import failure, torch_device, train_step
@@ -295,7 +295,7 @@ def main() -> int:
     elif args.one is not None:
         print(json.dumps(failure(lambda: fine_tune(args.one, args.seed, args))))
     else:
-        check_commit(args.out)
+        check_document(args.out)
         sitting = Sitting(args)
         sitting.go_on()
         print(fidelity_table(json.loads(args.out.read_text())))

@@ -30,7 +30,7 @@ import sluiceway as sw
 import torch
 
 from experiments.gpu.part_tables import FLOOR, peers_table
-from experiments.harness import check_commit, read_rows, write_rows
+from experiments.harness import check_document, read_rows, write_rows
 from experiments.quickstart.limited import row_of
 from experiments.step.block_models import SHAPES, Case
 from experiments.step.driver_count import TakenPeak
@@ -40,6 +40,7 @@ from experiments.step.step_ways import Laps, fused, hooks
 _LR = 1e-4
 _VOCABULARY, _SEQUENCE = 32_000, 1024
 _LEAST_STEPS = 2
+_OF_ALL_ROWS = ("device", "shape", "tokens")
 
 Make = Callable[[torch.nn.Module, argparse.Namespace], Any]
 
@@ -190,9 +191,8 @@ def in_a_process(way: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the ways that FILE lacks or that failed, until the time is over."""
-    end, about = time.monotonic() + args.seconds, {}
-    for name in ("device", "shape", "tokens"):
-        about[name] = getattr(args, name)
+    end = time.monotonic() + args.seconds
+    about = {name: getattr(args, name) for name in _OF_ALL_ROWS}
     known = {row["way"]: row for row in read_rows(args.out) if "seconds" in row}
     left = [way for way in args.ways if way not in known]
 
@@ -207,15 +207,6 @@ def go_on(args: argparse.Namespace) -> list[dict[str, Any]]:
         print(json.dumps(told), flush=True)
         write_rows(args.out, rows(), left=len(left), **about)
     return rows()
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Exit if the file holds rows of another model, batch or device."""
-    found = json.loads(args.out.read_text()) if args.out.exists() else {}
-    for name in ("device", "shape", "tokens"):
-        here = getattr(args, name)
-        if found.get(name, here) != here:
-            sys.exit(f"{args.out}: --{name} was {found[name]}, expected {here}; give another file")
 
 
 def parsed() -> argparse.Namespace:
@@ -245,8 +236,7 @@ def main() -> int:
     if args.one is not None:
         print(json.dumps(failure(lambda: measured(args.one, args))))
         return 0
-    check_commit(args.out)
-    check_options(args)
+    check_document(args.out, **{name: getattr(args, name) for name in _OF_ALL_ROWS})
     rows = go_on(args)
     print(peers_table(json.loads(args.out.read_text())))
     return 1 if any("failed" in row for row in rows) else 0

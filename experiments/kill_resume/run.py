@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -21,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.harness import REPOSITORY, write_rows
 from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results.json"
 STEPS, SAVE_EVERY = 100, 4
 
@@ -122,9 +121,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", nargs="+", default=["native", "subspace"])
     args = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
     runs = []
     for kind in args.engine:
         runs.append(measure({"kind": kind}, args.kills, args.seed))
@@ -135,8 +131,7 @@ def main() -> None:
             f"same weights: {one['same_weights']}, same losses: {one['same_losses']}",
             flush=True,
         )
-    result = {"commit": commit, "cores": os.cpu_count(), "seed": args.seed, "runs": runs}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    write_rows(RESULTS, runs, seed=args.seed)
     if not all(run["same_weights"] and run["same_losses"] for run in runs):
         raise SystemExit("the bits differ")
 

@@ -30,7 +30,7 @@ from sluiceway.base.sizes import parse_bytes
 from sluiceway.config.values import Budget
 from sluiceway.run.summary import machine
 
-from experiments.harness import check_commit, read_rows, write_rows
+from experiments.harness import check_document, read_rows, write_rows
 from experiments.laptop.memory_table import memory_table
 from experiments.quickstart.limited import row_of
 from experiments.step.block_models import SHAPES, Case
@@ -197,7 +197,7 @@ def main() -> int:
         return 0
     rows = []
     if not args.table:
-        check_commit(args.out)
+        check_document(args.out)
         rows = go_on(args)
     print(memory_table(json.loads(args.out.read_text())))
     return 1 if any(has_failed(row) for row in rows) else 0

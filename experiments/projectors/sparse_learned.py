@@ -17,7 +17,6 @@ can beat there.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from functools import partial
@@ -29,7 +28,7 @@ from sluiceway.text.batches import Batches
 
 from experiments.fidelity.methods import block_weights
 from experiments.fidelity.tasks import load_model, load_text
-from experiments.harness import provenance
+from experiments.harness import read_rows, write_rows
 
 RESULTS = Path(__file__).with_suffix(".json")
 MICRO_BATCH = 4
@@ -131,20 +130,13 @@ def run(rows: list[dict]) -> None:
                 found = biases(known, held_out)
                 rows.append({**key, "calibration": listed(found["calibration"]),
                              "held_out": [listed(of) for of in found["held_out"]]})  # fmt: skip
-                write(list(known), rows)
+                write_rows(RESULTS, rows, weights=list(known))
                 print(key, flush=True)
 
 
 def listed(biases: dict[str, float]) -> list[float]:
     """List biases in the order of the weights."""
     return [round(bias, 5) for bias in biases.values()]
-
-
-def write(weights: list[str], rows: list[dict]) -> None:
-    """Write the file, one row a line."""
-    lines = ",\n".join(map(json.dumps, rows))
-    head = json.dumps({**provenance(), "weights": weights}, indent=1)
-    RESULTS.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 def means(row: dict) -> tuple[float, list[float]]:
@@ -177,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", action="store_true", help="print sparse_learned.json")
     args = parser.parse_args()
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = read_rows(RESULTS)
     torch.set_num_threads(1)  # A second thread does not speed up weights of this size.
     if not args.table:
         run(rows)

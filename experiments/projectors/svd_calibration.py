@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,13 +48,6 @@ def measured(m: int, n: int) -> dict[str, list[float]]:
     return {"product": product, "lowrank": timed(lambda: torch.svd_lowrank(g, rank, POWERS))}
 
 
-def processor() -> str:
-    """Return kind and number of the processors."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
-
-
 def table(rows: list[dict]) -> str:
     """Format the rows as Markdown."""
     lines = ["| weight | threads | product, s (CPU s) | torch.svd_lowrank, s (CPU s) | load |",
@@ -82,7 +74,7 @@ def main() -> None:
         measured(256, 256)  # The first call pays for one-time work, so it does not count.
         rows.append({**key, "load": os.getloadavg()[0], **measured(m, n)})
         print(json.dumps(rows[-1]), flush=True)
-        write_rows(RESULTS, rows, machine=processor(), torch=torch.__version__)
+        write_rows(RESULTS, rows, torch=torch.__version__)
     print(table(rows))
 
 

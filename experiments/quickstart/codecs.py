@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from experiments.harness import REPOSITORY, provenance
+from experiments.harness import REPOSITORY, read_rows, write_rows
 from experiments.quickstart.run_folder import RunFolder, train
 
 RESULTS = Path(__file__).parent / "codecs.json"
@@ -63,7 +63,7 @@ def sweep(args: argparse.Namespace) -> list[dict]:
             return
         points.append(point)
         if not args.only:
-            RESULTS.write_text(json.dumps({**provenance(), "points": points}, indent=1) + "\n")
+            write_rows(RESULTS, points)
 
     methods = [name for name in METHODS if args.only in name]
     for place in range(args.rates):
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="train only methods with this in their names")
     parser.add_argument("--table", action="store_true", help="print codecs.json as a table")
     args = parser.parse_args()
-    points = json.loads(RESULTS.read_text())["points"] if args.table else sweep(args)
+    points = read_rows(RESULTS) if args.table else sweep(args)
     if not args.only:
         print(table(points))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiments.harness import REPOSITORY, provenance
+from experiments.harness import REPOSITORY, read_rows, write_rows
 from experiments.quickstart.demo_ways import NATIVE
 from experiments.quickstart.run_folder import train
 
@@ -55,13 +55,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--starts", type=int, default=8)
     args = parser.parse_args()
-    runs = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    runs = read_rows(RESULTS)
     for seed in range(len(runs), args.starts):
         runs.append(ended(seed))
         print(json.dumps(runs[-1]), flush=True)
         losses = [run["after"] for run in runs]
-        found = {"relative": RELATIVE, "spread": max(losses) - min(losses), "runs": runs}
-        RESULTS.write_text(json.dumps({**provenance(), **found}, indent=1) + "\n")
+        write_rows(RESULTS, runs, relative=RELATIVE, spread=max(losses) - min(losses))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import torch
 from sluiceway.base.sizes import parse_bytes
 from sluiceway.run.summary import machine
 
-from experiments.harness import check_commit, read_documents, read_rows, write_rows
+from experiments.harness import check_document, read_documents, read_rows, write_rows
 from experiments.step.block_models import SHAPES, Case, cases
 from experiments.step.step_order import ABSOLUTE, NATIVE, PACINGS, Turn, in_order
 from experiments.step.step_table import table
@@ -65,19 +65,6 @@ def ended_after(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         faulthandler.unregister(signal.SIGALRM)
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """Exit if the file has other options; a budget that is not given comes from the file."""
-    found = json.loads(args.out.read_text()) if args.out.exists() else {}
-    if args.budget is None:
-        args.budget = found.get("budget")
-    for name in _OF_ALL_ROWS:
-        here = getattr(args, name)
-        if here is not None and found.get(name, here) != here:
-            sys.exit(
-                f"{args.out}: is of --{name} {found[name]}, expected {here}; give another file"
-            )
 
 
 class Sitting:
@@ -216,12 +203,13 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     """Measure what is missing, and print the table."""
-    args, only_failed = parsed(), []
+    args = parsed()
     if args.table:
         print("\n\n".join(map(table, read_documents(args.out).values())))
         return 0
-    check_commit(args.out)
-    check_options(args)
+    check_document(args.out, **{name: getattr(args, name) for name in _OF_ALL_ROWS})
+    if args.budget is None and args.out.exists():
+        args.budget = json.loads(args.out.read_text()).get("budget")
     if args.budget is None:
         args.budget = int(_OF_CARD * torch.cuda.mem_get_info(torch_device(args.device))[0])
     sitting = Sitting(args)

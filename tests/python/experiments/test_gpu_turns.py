@@ -63,7 +63,7 @@ def test_what_failed_is_taken_again_and_what_was_measured_is_not(monkeypatch, tm
     assert list(rows_of(out)) == [NATIVE, CORES]
     assert run_peers(monkeypatch, out, "--seconds", "0") == 0
     assert json.loads(out.read_text())["left"] == len(peers.WAYS) - 2
-    with pytest.raises(SystemExit, match="--tokens was 32, expected 64; give another file"):
+    with pytest.raises(SystemExit, match="is of --tokens 32, expected 64; give another file"):
         run_peers(monkeypatch, out, "--tokens", "64")
 
 

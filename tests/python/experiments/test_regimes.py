@@ -248,7 +248,8 @@ def test_every_row_of_a_study_names_commit_command_and_machine(study, tmp_path, 
     monkeypatch.setenv("SLUICEWAY_COMMIT", "0123456789abcdef")
     study()
     for row in read(tmp_path / "results.jsonl").rows():
-        assert (row["commit"], row["command"].split()[-1]) == ("0123456789abcdef", "run.py")
+        assert row["commit"] == "0123456789abcdef"
+        assert row["command"].startswith("python ")
         assert row["machine"].split(" x ")[0].isdigit()
 
 

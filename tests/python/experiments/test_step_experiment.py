@@ -136,6 +136,19 @@ def test_rows_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert out.read_text() == before
 
 
+def test_documents_kept_as_lines_come_back_under_their_names(tmp_path, monkeypatch):
+    kept, names = tmp_path / "results.jsonl", ("one", "two")
+    for name in names:
+        harness.write_rows(tmp_path / f"{name}.json", [{"a": name}, {"b": [1, 2]}], more=3)
+    paths = [tmp_path / f"{name}.json" for name in names]
+    monkeypatch.setattr(sys, "argv", ["harness.py", *map(str, (kept, *paths))])
+    harness.main()
+    found = harness.read_documents(kept)
+    for name, path in zip(names, paths, strict=True):
+        assert found[name] == {"name": name, **harness.read_documents(path)[name]}
+        assert found[name]["rows"] == harness.read_rows(path) == [{"a": name}, {"b": [1, 2]}]
+
+
 def test_native_is_first_of_all_and_each_round_begins_with_another_way():
     one, two = (turns_of_round(n, list(WAYS), list(LINKS), list(PACINGS)) for n in (0, 1))
     assert (one[0].way, one[0].link) == (NATIVE, None)
