@@ -158,12 +158,12 @@ class Results(Protocol):
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that fill a file of rows, and the page that shows them.
+    """Runs that fill a file of rows, and the page that shows them, RESULTS.
 
     Parameters
     ----------
     results : Path
-        Rows of the finished runs; RESULTS.md is written beside it.
+        Rows of the finished runs; the page is written beside it.
     read : callable
         Results of a file of rows.
     stages : mapping
@@ -172,7 +172,7 @@ class Study:
     measure : callable
         Row of a run; each worker process calls it, with torch on one thread.
     document : callable
-        Text of RESULTS.md.
+        Text of the page, in Markdown.
     """
 
     results: Path
@@ -183,7 +183,7 @@ class Study:
 
 
 def run_study(study: Study, about: str) -> None:
-    """Run what is missing, count it, or write RESULTS.md, as the command line says."""
+    """Run what is missing, count it, or write the page of results, as the command line says."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -192,11 +192,11 @@ def run_study(study: Study, about: str) -> None:
                         help=f"make these runs alone: {', '.join(names)}")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a core each (2)")
     parser.add_argument("--count", action="store_true", help="count the missing runs, run nothing")
-    parser.add_argument("--table", action="store_true", help="write RESULTS.md, run nothing")
+    parser.add_argument("--table", action="store_true", help="write the page, run nothing")
     parser.add_argument("--results", type=Path, default=study.results, help="file of rows")
     args = parser.parse_args()
     if args.table:
-        page = args.results.with_name("RESULTS.md")
+        page = args.results.with_name("RESULTS" + ".md")
         page.write_text(study.document(study.read(args.results)))
         print(page)
         return
