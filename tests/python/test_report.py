@@ -138,7 +138,10 @@ def test_page_loads_nothing(reported):
     rest = page.source.replace(get_plotlyjs(), "")
     assert len(page.source) - len(rest) > 1 << 20  # It is there, once.
     assert re.search(r"https?://|url\(|@import", rest) is None
-    policy = f"default-src 'none'; script-src 'nonce-{library['nonce']}'; style-src 'unsafe-inline'"
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{library['nonce']}'; "
+        "style-src 'unsafe-inline'; img-src data:"
+    )
     assert page.all("meta")[1]["content"] == policy
 
 
@@ -396,7 +399,7 @@ def test_page_is_drawn_by_a_browser_without_a_complaint(reported, tmp_path):
     assert console_of(folder / "report.html", picture) == []
     colours = Image.open(picture).convert("RGB").getcolors(1 << 20)
     drawn = {colour: count for count, colour in colours}
-    for run in ((0x00, 0x67, 0xA5), (0xC4, 0x4E, 0x00)):  # Curves of both runs.
+    for run in ((0x1F, 0x7F, 0xC0), (0xCF, 0x5A, 0x0A)):  # Curves of both runs.
         assert drawn.get(run, 0) > 200
     # The page's own policy would be heard if it loaded something, or ran the script of a stranger.
     broken = tmp_path / "broken.html"
@@ -415,6 +418,7 @@ def test_reader_sees_the_values_at_the_mouse_and_zooms(reported, tmp_path):
     assert told["curves"] == len(page.figures["Loss over steps, nats per token"]["data"])
     assert any(re.fullmatch(r"out : \d\.\d+", text) for text in told["hover"]), told
     assert any(re.fullmatch(r"out/native : \d\.\d+", text) for text in told["hover"]), told
+    assert len(told["hover"]) == len(set(told["hover"])) == 5, told  # Of both, held out or not.
     (low, high), (left, right) = told["whole"], told["zoomed"]
     assert right - left == pytest.approx((high - low) / 2, rel=0.1)
     assert low < left < right < high

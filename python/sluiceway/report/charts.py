@@ -13,7 +13,7 @@ from sluiceway.run.run_record import TIERS, RunRecord
 from sluiceway.run.trace_step import Range, StepTrace
 
 # Colours that stand out on white and on black. With 5 shapes, 35 runs look different.
-_COLOURS = ("#0067a5", "#c44e00", "#007f5f", "#a8488b", "#8a6d00", "#5b5bd6", "#667085")
+_COLOURS = ("#1f7fc0", "#cf5a0a", "#0d8f6d", "#b3549a", "#947612", "#6a6ae0", "#717c90")
 SHAPES = {"circle": "●", "square": "■", "triangle-up": "▲", "diamond": "◆", "triangle-down": "▼"}
 # Colours of ranges, by their lane or else by their name.
 _RANGES = {
@@ -50,8 +50,7 @@ def curve_chart(
         return Chart(title, None)
     low, high = heights.min(), heights.max()
     log = bool(name in ("loss", "grad_norm") and low > 0 and high > 100 * low)
-    worth, suffix = units.axis_unit(unit, high)
-    x_name, x_unit = _X[x]
+    (worth, suffix), (x_name, x_unit) = units.axis_unit(unit, high), _X[x]
     x_worth, x_suffix = units.axis_unit(x_unit, max(getattr(c, x)[-1] for *_, c in lines))
     traces, words = [], []
     for look, place, label, curve in sorted(lines, key=lambda line: line[0], reverse=True):
@@ -64,7 +63,8 @@ def curve_chart(
             "line": {"color": colour, "dash": "dash" if look == "dots" else "solid",
                      "width": 1 if is_thin else 1.7},
             "marker": {"symbol": shape, "maxdisplayed": 0 if all_marked else 6},
-            "hoverinfo": "skip" if is_thin else "all", "hovertemplate": f"%{{y:.4g}}{suffix}",
+            "hoverinfo": "skip" if is_thin else "all",  # A template would show it all the same.
+            "hovertemplate": "" if is_thin else f"%{{y:.4g}}{suffix}",
         })  # fmt: skip
         if not is_thin and len(ends := np.flatnonzero(np.isfinite(ys))):
             said = [f"{ys[k]:.4g}{suffix} at {x_name} {xs[k]:.5g}{x_suffix}" for k in ends[[0, -1]]]

@@ -72,8 +72,8 @@ def key_figures(run: RunRecord) -> dict[str, Any]:
         "engine": summary.get("engine") or run.setting("engine", "kind"),
         "codecs": ", ".join(f"{name} for {n} weights" for name, n in codecs.items()) or None,
         "steps": f"{figures['steps']}" + (f" of {of}" if of else ""),
-        "tokens": f"{figures['tokens']:,}",
-        "time in steps": units.seconds(figures["seconds"]),
+        "tokens": _text(figures["tokens"], "{:,}".format),
+        "time in steps": _text(figures["seconds"], units.seconds),
         "held-out loss before": _text(before, "{:.4f}".format),
         "held-out loss after": _text(after, "{:.4f}".format),
         "change of held-out loss": None if None in (before, after) else f"{after - before:+.4f}",
@@ -89,7 +89,7 @@ def key_figures(run: RunRecord) -> dict[str, Any]:
         "written to the disk in a day": _text(disk.get("written_tb_per_day"), "{:.3g} TB".format),
         **{f"{tier}, peak": _text(peaks.get(tier), units.size, run.setting("budget", tier))
            for tier in TIERS},
-        "skipped steps": f"{figures['skipped_steps']:,}",
+        "skipped steps": _text(figures["skipped_steps"], "{:,}".format),
         "precision": f"weights {weights}, autocast {autocast or 'off'}{why}" if weights else None,
         "parameters trained": _text(counts.get("trained"), ("{:,}" + frozen).format),
     }  # fmt: skip
