@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -27,8 +28,13 @@ class Page(HTMLParser):
         self.feed(self.source)
         self.close()
         assert self._open == []
-        self.data = json.loads(self.words["script"][0], parse_constant=pytest.fail)
-        self.runs = {run["name"]: run for run in self.data["runs"]}
+        data, figures = (
+            json.loads(text, parse_constant=pytest.fail) for text in self.words["script"][:2]
+        )
+        self.runs = {run["name"]: run for run in data["runs"]}
+        # A caption without a figure says that there is no finite value.
+        drawn = re.findall(r'<figcaption>(.*?)</figcaption>\s*<div class="plot"', self.source)
+        self.figures = dict(zip(map(html.unescape, drawn), figures, strict=True))
 
     def handle_starttag(self, tag, attributes):
         assert len({name for name, _ in attributes}) == len(attributes), (tag, attributes)
@@ -49,18 +55,16 @@ class Page(HTMLParser):
     def all(self, tag: str) -> list[dict]:
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def points(self, chart: str, look: str) -> list[tuple[int, int]]:
-        """Points of the first curve of a look in a chart, in tenths, from the upper left."""
-        svg = self.source.partition(f"<figcaption>{chart}")[2].partition("</figure>")[0]
-        path = re.search(rf'class="{look} c\d+" transform="scale\(.1\)" d="([^"]*)"', svg).group(1)
-        points = []
-        for stretch in path.split("M")[1:]:
-            first, _, rest = stretch.partition("l")
-            numbers = [int(word) for word in rest.split()]
-            points.append(tuple(map(int, first.split())))
-            for dx, dy in list(zip(numbers[::2], numbers[1::2], strict=True))[1:]:
-                points.append((points[-1][0] + dx, points[-1][1] + dy))
-        return points
+    def points(self, chart: str, dash: str = "solid") -> list[tuple[float, float]]:
+        """Points of the first curve in a chart that is no mere background; gaps are left out."""
+        (figure,) = (self.figures[title] for title in self.figures if title.startswith(chart))
+        curve = next(
+            one
+            for one in figure["data"]
+            if one["line"]["dash"] == dash and one["hoverinfo"] != "skip"
+        )
+        points = zip(curve["x"], curve["y"], strict=True)
+        return [point for point in points if None not in point]
 
 
 def line_of(step: int, **fields) -> dict:
@@ -95,12 +99,28 @@ def report_on(sluiceway, folders: tuple[Path, ...], out: Path) -> Page:
 
 def console_of(page: Path, picture: Path) -> list[str]:
     """Draw a page in a browser; return what it wrote to the console."""
+    done = _browse(page, picture.parent, "--hide-scrollbars", f"--screenshot={picture}")
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def touched(page: Path, script: str) -> dict:
+    """Open a page in a browser with a script of the reader's hands; return what it resolves to."""
+    source = page.read_text()
+    nonce = re.search(r'<script nonce="([^"]+)">', source).group(1)
+    inner = f"(async () => {{ {script} }})().then(told => document.title = JSON.stringify(told));"
+    copy = page.with_name("touched.html")
+    copy.write_text(source.replace("</body>", f'<script nonce="{nonce}">{inner}</script></body>'))
+    done = _browse(copy, page.parent, "--virtual-time-budget=20000", "--dump-dom")
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", done.stdout).group(1)))
+
+
+def _browse(page: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     assert chromium, "no chromium on PATH; make test installs it"
-    done = subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-         "--enable-logging=stderr", "--window-size=1200,1600", f"--screenshot={picture}",
-         f"--user-data-dir={picture.parent / 'profile'}", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+    return subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         "--window-size=1200,1600", f"--user-data-dir={folder / 'profile'}", *options,
+         page.as_uri()],
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
-    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]

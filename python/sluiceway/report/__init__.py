@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 from sluiceway.base.atomic import replace_file
-from sluiceway.errors import IoError
-from sluiceway.report.folders import read_records
-from sluiceway.report.page import make_page
-from sluiceway.report.records import RunRecord
-
-_FILE = "report.html"
+from sluiceway.errors import IoError, Unavailable
+from sluiceway.run.run_record import read_records
 
 
 def write_report(folders: list[Path], out: Path | None = None) -> dict[str, Any]:
@@ -27,37 +22,28 @@ def write_report(folders: list[Path], out: Path | None = None) -> dict[str, Any]
 
     Raises
     ------
-    sluiceway.errors.IoError
-        A run folder does not exist, or the page cannot be written.
-    sluiceway.errors.InvalidArgument
-        A run folder has no metrics yet, or its files cannot be parsed.
+    sluiceway.errors.Unavailable
+        plotly is not installed.
+    sluiceway.errors.IoError, sluiceway.errors.InvalidArgument
+        A run folder cannot be read (see `read_records`), or the page cannot be written.
     """
+    try:
+        from sluiceway.report.page import make_page
+    except ModuleNotFoundError as error:
+        if error.name != "plotly":
+            raise
+        hint = "run: pip install 'sluiceway[report]'"
+        raise Unavailable(f"report: plotly draws the page and is not installed; {hint}") from None
     runs = read_records(folders)
-    path = out or (folders[0] / _FILE if len(folders) == 1 else Path(_FILE))
-    page = make_page(runs, time.strftime("%Y-%m-%d %H:%M:%S %Z")).encode()
-    _write(path, page)
-    return {"report": str(path), "bytes": len(page), "runs": [_short(run) for run in runs]}
-
-
-def _short(run: RunRecord) -> dict[str, Any]:
-    return {
-        "name": run.name,
-        "folder": str(run.folder),
-        "status": run.status,
-        "figures": run.figures,
-        "notes": run.notes,
-    }
-
-
-def _write(path: Path, page: bytes) -> None:
-    """Replace the page in one step: a browser may have the old page open."""
+    path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    page = make_page(runs).encode()
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")
-        replace_file(path, page)
+        replace_file(path, page)  # In one step: a browser may have the old page open.
     except OSError as error:
-        raise IoError(
-            f"{path}: the report cannot be written, {error.strerror}; choose another --out",
-            error.errno,
-            str(path),
-        ) from None
+        why = f"the report cannot be written, {error.strerror}; choose another --out"
+        raise IoError(f"{path}: {why}", error.errno, str(path)) from None
+    keys = ("name", "folder", "status", "figures", "notes")
+    said = [{key: getattr(run, key) for key in keys} | {"folder": str(run.folder)} for run in runs]
+    return {"report": str(path), "bytes": len(page), "runs": said}

@@ -134,6 +134,17 @@ class RunFolder:
         except OSError as error:
             raise _refused(self.path, "cannot be written", error) from None
 
+    def is_held(self) -> bool:
+        """Tell whether a process trains into the folder."""
+        with contextlib.suppress(FileNotFoundError, PermissionError), self.metrics_path.open() as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:  # A file system without locks cannot tell.
+                return False
+        return False
+
     def write_config(self, config: Config) -> None:
         """Write every value of the config, defaults included."""
         text = yaml.safe_dump(config.resolved(), sort_keys=False, default_flow_style=None)

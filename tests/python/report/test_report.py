@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from itertools import pairwise
+import subprocess
+import sys
 
+import plotly.graph_objects
 import pytest
-from conftest import read_lines
-from report_pages import Page, console_of, line_of, report_on, write_run
+from conftest import Outcome, assert_short_error, read_lines
+from plotly.offline import get_plotlyjs
+from report_pages import Page, console_of, line_of, report_on, touched, write_run
 from sluiceway.report import units
-from sluiceway.report.axis import make_axis
 
 SECTIONS = ["Summary", "Loss", "Throughput", "Bytes per link and step", "Peak memory per tier",
             "Learning rate, gradient norm, skipped steps", "One step", "Config",
@@ -86,7 +88,7 @@ def test_tables_show_losses_ratio_engine_precision_versions_machine_and_commit(r
         f"{summary['final_eval_loss']:.4f}",
         f"{summary['native_ratio']:.3f} x",
         units.seconds(summary["median_step_seconds"]),
-        units.share(summary["data_share"]),
+        f"{summary['data_share']:.1%}",
         units.size(summary["peak_bytes"]["device"]),
         "native",
         summary["versions"]["torch"],
@@ -101,23 +103,23 @@ def test_tables_show_losses_ratio_engine_precision_versions_machine_and_commit(r
 def test_drawn_points_stand_where_the_losses_are(reported):
     page, folder, _ = reported
     losses = [line["loss"] for line in read_lines(folder)[1:]]
-    points = page.points("Loss over steps", "line")
-    assert len(points) == len(losses) == 6
-    widths = [b[0] - a[0] for a, b in pairwise(points)]
-    assert max(widths) - min(widths) <= 1
-    slope = (points[-1][1] - points[0][1]) / (losses[-1] - losses[0])
-    assert slope < 0  # A larger loss stands higher, and SVG counts downwards.
-    for (_, y), loss in zip(points, losses, strict=True):
-        assert y == pytest.approx(points[0][1] + slope * (loss - losses[0]), abs=2)
+    steps, heights = zip(*page.points("Loss over steps"), strict=True)
+    assert steps == (1, 2, 3, 4, 5, 6)
+    assert heights == pytest.approx(losses, rel=1e-6)
+    held = [line["step"] for line in read_lines(folder) if "eval_loss" in line]
+    assert [x for x, _ in page.points("Loss over steps", "dash")] == held
 
 
 def test_page_has_headings_named_charts_and_table_headers(reported):
     page, _, _ = reported
     assert page.words["h1"] == ["out, out/native"]
     assert page.words["h2"] == SECTIONS
-    pictures = [svg for svg in page.all("svg") if svg.get("aria-hidden") != "true"]
-    assert len(pictures) >= 9
-    assert all(svg["role"] == "img" and svg["aria-label"] for svg in pictures)
+    pictures = [div for div in page.all("div") if div.get("class") == "plot"]
+    assert len(pictures) == len(page.figures) >= 9
+    assert all(div["role"] == "img" and div["aria-label"] for div in pictures)
+    words = pictures[0]["aria-label"]
+    assert re.match(r"Loss over steps.*: out: [\d.]+ at step 1, [\d.]+ at step 6; ", words)
+    assert re.search(r"; out, held out: [\d.]+ at step 0, [\d.]+ at step 6; ", words)
     assert all(th.get("scope") in ("row", "col") for th in page.all("th"))
     assert len(page.words["caption"]) == len(page.all("table"))
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -130,9 +132,24 @@ def test_page_loads_nothing(reported):
     for tag, attributes in page.elements:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
         assert not {"src", "srcset", "xlink:href", "onload", "onclick"} & attributes.keys()
-    assert [script["type"] for script in page.all("script")] == ["application/json"]
-    assert re.search(r"https?://|url\(|@import", page.source) is None
-    assert "default-src 'none'" in page.all("meta")[1]["content"]
+    *numbers, library, drawing = page.all("script")
+    assert numbers == [{"type": "application/json", "id": name} for name in ("data", "figures")]
+    assert library == drawing == {"nonce": library["nonce"]}
+    rest = page.source.replace(get_plotlyjs(), "")
+    assert len(page.source) - len(rest) > 1 << 20  # It is there, once.
+    assert re.search(r"https?://|url\(|@import", rest) is None
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{library['nonce']}'; "
+        "style-src 'unsafe-inline'; img-src data:"
+    )
+    assert page.all("meta")[1]["content"] == policy
+
+
+def test_figures_have_only_what_plotly_knows(reported):
+    page, _, _ = reported
+    assert len(page.figures) > 9
+    for figure in page.figures.values():
+        plotly.graph_objects.Figure(figure)  # Raises where it does not.
 
 
 def test_json_has_the_figures_without_the_curves(sluiceway, reported, tmp_path):
@@ -242,9 +259,12 @@ def test_timeline_is_an_ordinary_step_from_the_middle_lane_by_lane(report, tmp_p
     assert step["lanes"]["d2h"] == {
         "busy_seconds": pytest.approx(0.0156), "ranges": 2, "bytes": 2048
     }  # fmt: skip
-    titles = page.words["title"]
-    assert "compress: 10.4 ms at 52 ms" in titles
-    assert "w0: 10.4 ms at 62.4 ms, 1 KiB" in titles
+    (figure,) = (figure for title, figure in page.figures.items() if "step 4" in title)
+    ranges = {(lane, text) for bars in figure["data"]
+              for lane, text in zip(bars["y"], bars["hovertext"], strict=True)}  # fmt: skip
+    assert ("device", "compress: 10.4 ms at 52 ms") in ranges
+    assert ("d2h", "w0: 10.4 ms at 62.4 ms, 1 KiB") in ranges
+    assert figure["layout"]["yaxis"]["categoryarray"] == list(step["lanes"])
 
 
 def test_trace_of_one_event_a_line_is_read_up_to_where_it_was_cut_off(report, tmp_path):
@@ -289,22 +309,13 @@ def test_trace_without_a_step_is_noted_and_the_rest_is_drawn(report, tmp_path, t
 @pytest.mark.parametrize(
     ("write", "value", "text"),
     [
-        (units.count, 512, "512"),
-        (units.count, 12_345, "12\u202f345"),
-        (units.count, 3_210_000, "3.21 M"),
-        (units.rate, 12_812.6, "12\u202f813/s"),
-        (units.number, 3.14159, "3.142"),
-        (units.number, 2.5e-7, "2.5e-7"),
-        (units.number, 0, "0"),
+        (units.seconds, 0, "0 s"),
         (units.seconds, 0.00085, "850 µs"),
         (units.seconds, 0.0123, "12.3 ms"),
         (units.seconds, 119, "119 s"),
-        (units.seconds, 250, "4 min 10 s"),
-        (units.seconds, 3780, "1 h 03 min"),
+        (units.seconds, 270, "4.5 min"),
         (units.seconds, 7200, "2 h"),
-        (units.share, 0.1234, "12.3 %"),
         (units.size, 268435456, "256 MiB"),
-        (units.seconds, None, "-"),
     ],
 )
 def test_numbers_have_units_and_few_digits(write, value, text):
@@ -312,43 +323,102 @@ def test_numbers_have_units_and_few_digits(write, value, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "from_zero"),
+    ("unit", "most", "scale"),
     [
-        (units.number, False),
-        *((text, True) for text in (units.count, units.rate, units.number, units.seconds,
-                                    units.share, units.size)),
+        ("B", 0, (1, " B")),
+        ("B", 3 << 20, (1 << 20, " MiB")),
+        ("B", 1 << 60, (1 << 40, " TiB")),
+        ("s", 0.25, (1e-3, " ms")),
+        ("s", 7200, (3600, " h")),
+        ("%", 0.5, (0.01, "%")),
+        ("/s", 12e3, (1, "/s")),
     ],
-)  # fmt: skip
-def test_ticks_are_told_apart_and_lie_on_the_axis(text, from_zero):
-    for power in range(0 if text is units.size else -6, 13):
-        for low in (0.0, 1.0, 3.7, 9.99):
-            for span in (0.0, 0.02, 0.3, 7.0, 60.0):
-                values = [10.0**power * low, 10.0**power * (low + span)]
-                axis = make_axis(values, text, from_zero=from_zero)
-                ticks = [tick for tick, _ in axis.ticks]
-                said = [word for _, word in axis.ticks]
-                assert axis.low <= values[0] <= values[1] <= axis.high
-                assert 1 <= len(ticks) <= 9, (values, ticks)
-                assert ticks == sorted(set(ticks))
-                assert len(set(said)) == len(said), (values, said)
-                assert all(-1e-9 <= axis.share(tick) <= 1 + 1e-9 for tick in ticks)
+)
+def test_an_axis_has_the_unit_of_its_largest_value(unit, most, scale):
+    assert units.axis_unit(unit, most) == scale
+
+
+# ---- Without the extra ----
+
+
+_WITHOUT_PLOTLY = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name == "plotly":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from sluiceway.commands.cli import main
+main()
+"""
+
+
+def test_report_without_plotly_says_how_to_get_it(tmp_path):
+    folder = write_run(tmp_path / "run", [line_of(1)])
+    command = [sys.executable, "-c", _WITHOUT_PLOTLY, "report", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    outcome = Outcome(done.returncode, done.stdout, done.stderr)
+    said = "report: plotly draws the page and is not installed"
+    assert_short_error(outcome, 2, said, "; run: pip install 'sluiceway[report]'")
+    assert not (folder / "report.html").exists()
 
 
 # ---- In a browser ----
 
 
+# Moves the mouse over the first chart, then drags across half of it.
+_HANDS = """
+  const plot = document.querySelector(".plot"), area = plot.querySelector(".nsewdrag");
+  const box = area.getBoundingClientRect();
+  const mouse = (type, share, where) => where.dispatchEvent(new MouseEvent(type, {bubbles: true,
+    clientX: box.x + share * box.width, clientY: box.y + box.height / 2}));
+  const wait = milliseconds => new Promise(done => setTimeout(done, milliseconds));
+  const cover = () => document.querySelector(".dragcover") || area;
+  const ends = () => [...plot._fullLayout.xaxis.range];
+  const told = {curves: plot.querySelectorAll("path.js-line").length, whole: ends()};
+  mouse("mousemove", .5, area);
+  await wait(500);
+  told.hover = [...plot.querySelectorAll(".hoverlayer text")].map(text => text.textContent);
+  mouse("mousedown", .25, area);
+  await wait(100);
+  for (const share of [.4, .75]) mouse("mousemove", share, cover());
+  mouse("mouseup", .75, cover());
+  await wait(500);
+  told.zoomed = ends();
+  return told;
+"""
+
+
 def test_page_is_drawn_by_a_browser_without_a_complaint(reported, tmp_path):
     page, folder, _ = reported
-    assert all(page.points(f"Loss over {x}", "line") for x in ("steps", "tokens", "wall-clock"))
     from PIL import Image
 
     picture = tmp_path / "page.png"
     assert console_of(folder / "report.html", picture) == []
     colours = Image.open(picture).convert("RGB").getcolors(1 << 20)
     drawn = {colour: count for count, colour in colours}
-    for run in ((0x00, 0x67, 0xA5), (0xC4, 0x4E, 0x00)):  # Curves of both runs.
+    for run in ((0x1F, 0x7F, 0xC0), (0xCF, 0x5A, 0x0A)):  # Curves of both runs.
         assert drawn.get(run, 0) > 200
-    # The page's own policy would be heard if it loaded something.
+    # The page's own policy would be heard if it loaded something, or ran the script of a stranger.
     broken = tmp_path / "broken.html"
-    broken.write_text(page.source.replace("<h1>", '<img src="http://127.0.0.1:9/x.png"><h1>'))
-    assert console_of(broken, picture) != []
+    strange = '<img src="http://127.0.0.1:9/x.png"><script>console.log("ran")</script><h1>'
+    broken.write_text(page.source.replace("<h1>", strange))
+    said = " ".join(console_of(broken, picture))
+    assert "x.png" in said
+    assert "script-src" in said
+    assert '"ran"' not in said
+
+
+def test_reader_sees_the_values_at_the_mouse_and_zooms(reported, tmp_path):
+    page, folder, _ = reported
+    shutil.copy(folder / "report.html", tmp_path / "page.html")
+    told = touched(tmp_path / "page.html", _HANDS)
+    assert told["curves"] == len(page.figures["Loss over steps, nats per token"]["data"])
+    assert any(re.fullmatch(r"out : \d\.\d+", text) for text in told["hover"]), told
+    assert any(re.fullmatch(r"out/native : \d\.\d+", text) for text in told["hover"]), told
+    assert len(told["hover"]) == len(set(told["hover"])) == 5, told  # Of both, held out or not.
+    (low, high), (left, right) = told["whole"], told["zoomed"]
+    assert right - left == pytest.approx((high - low) / 2, rel=0.1)
+    assert low < left < right < high

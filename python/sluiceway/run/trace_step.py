@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ORDER = ("loop", "device", "d2h", "decompress", "spill", "fetch", "host", "store", "h2d", "apply")
+_ORDER = ("loop", "device", "d2h", "decompress", "spill", "fetch", "host", "store", "h2d", "apply")
 _STEP = re.compile(r"step( \d+)?")  # Name of a range that covers a whole step.
 
 
@@ -43,7 +43,7 @@ class Lane:
 
     @property
     def busy_seconds(self) -> float:
-        """Time in which at least one range, other than a stall, is running."""
+        """Seconds in which at least one range, other than a stall, is running."""
         outer = [r for r in self.ranges if r.depth == 0 and r.name != "stall"]
         busy, end = 0.0, 0.0
         for r in outer:
@@ -60,6 +60,19 @@ class StepTrace:
     seconds: float
     lanes: list[Lane]
     steps: int
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Name and seconds of the step, with busy seconds, ranges and bytes for each lane."""
+        lanes = {
+            lane.name: {
+                "busy_seconds": lane.busy_seconds,
+                "ranges": len(lane.ranges),
+                "bytes": sum(r.bytes for r in lane.ranges),
+            }
+            for lane in self.lanes
+        }
+        return {"name": self.name, "seconds": self.seconds, "lanes": lanes}
 
 
 def read_step(path: Path, notes: list[str]) -> StepTrace | None:
@@ -130,9 +143,9 @@ def _lanes(path: Path, step: dict[str, Any], names: dict[int, str]) -> list[Lane
             count = event.get("args", {}).get("bytes", 0)
             found.setdefault(event["tid"], []).append((first, -last, event["name"], count))
     rows = {names.get(tid, f"row {tid}"): _nested(r, begin) for tid, r in found.items()}
-    places = {name: place for place, name in enumerate(ORDER)}
-    order = sorted(rows, key=lambda name: places.get(name, len(ORDER)))
-    return [Lane(name, rows[name]) for name in order if rows[name] or name in ORDER]
+    places = {name: place for place, name in enumerate(_ORDER)}
+    order = sorted(rows, key=lambda name: places.get(name, len(_ORDER)))
+    return [Lane(name, rows[name]) for name in order if rows[name] or name in _ORDER]
 
 
 def _nested(ranges: list[tuple[float, float, str, int]], zero: float) -> list[Range]:
