@@ -47,7 +47,7 @@ def striping_weights(rates: Sequence[float]) -> list[int]:
 
 
 def striped_rate(rates: Sequence[float], weights: Sequence[int]) -> float:
-    """Rate of all drives together if the bytes are shared in proportion to the weights."""
+    """Combined rate of all drives if the bytes are divided in proportion to the weights."""
     return min(rate * sum(weights) / weight for rate, weight in zip(rates, weights, strict=True))
 
 
