@@ -1,4 +1,4 @@
-"""Options of AdamW with its states in a store, and their section of a config."""
+"""Options of AdamW with its states in a store, and the section of a config that has them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _StateOptions(Options):
 
 
 class OffloadOptions(CodecOptions, _StateOptions):
-    """The same options, and those for gradients that cross the link compressed."""
+    """Options of OffloadAdamW: the place of its states, and how gradients cross the link."""
 
     codec: Literal[_CODECS] = option(
         "identity",
@@ -117,12 +117,12 @@ class OffloadOptions(CodecOptions, _StateOptions):
 
 
 class OffloadSection(OffloadOptions, TieredSection):
-    """The section of a config with these options."""
+    """The section `engine` of a config with `kind: offload`."""
 
     kind: Literal["offload"] = "offload"
     changeable: ClassVar[tuple[str, ...]] = ("spill",)  # Where gradients wait changes no bit.
 
     @property
     def commits(self) -> bool:
-        """True with tier disk."""
+        """True with tier disk, where every step is durable."""
         return self._is_on_disk

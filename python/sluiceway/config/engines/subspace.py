@@ -1,4 +1,4 @@
-"""Options of training through compressed gradients, and their section of a config."""
+"""Options of training through compressed gradients, and the section of a config that has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CODECS = ("auto", *OFFERED)
 
 
 class SubspaceOptions(CodecOptions):
-    """Options for the compression of gradients, and for the part that it leaves."""
+    """Options for the compression of gradients, and for the residual, the part that is left out."""
 
     codec: str = option(
         "auto",
@@ -123,7 +123,7 @@ class SubspaceOptions(CodecOptions):
 
 
 class SubspaceSection(SubspaceOptions, EngineSection):
-    """The section of a config with these options; codecs for experiments are refused."""
+    """The section `engine` of a config with `kind: subspace`; it refuses codecs for experiments."""
 
     kind: Literal["subspace"] = "subspace"
     # A resume may name what "auto" had come to; another value is refused with the save's codecs.

@@ -1,4 +1,4 @@
-"""Options of training from losses alone, and their section of a config."""
+"""Options of training from losses alone, and the section of a config that has them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ZoOptions(Options):
 
     @property
     def family(self) -> str:
-        """Distribution of the numbers that noise is made from."""
+        """Distribution of the random numbers from which noise is computed."""
         return "gaussian" if self.noise == "lowrank" else self.drawn
 
     @property
@@ -112,21 +112,21 @@ class ZoOptions(Options):
         return 1 if self.directions == "auto" else self.directions
 
     def with_directions(self, count: int) -> Self:
-        """Return the options with a number of directions."""
+        """Return the options with `count` directions."""
         return self.model_copy(update={"directions": count})
 
     def with_base_steps(self, count: int) -> Self:
-        """Return the options with a number of steps between new bases."""
+        """Return the options with `count` steps between new bases."""
         return self.model_copy(update={"consolidate": count})
 
     @property
     def narrow_wire(self) -> str | None:
-        """Type of the images that cross in place of masters, or None."""
+        """Type of the narrower copies that cross the link in place of masters, or None."""
         return self.wire if self.wire in ("bf16", "fp16", "fp8") else None
 
     @property
     def most_steps(self) -> int:
-        """Largest number of steps whose updates one base takes."""
+        """Largest number of steps that can be replayed on one base."""
         return MOST_UPDATES // self.direction_count
 
     @property
@@ -185,7 +185,7 @@ class ZoOptions(Options):
 
 
 class ZoSection(ZoOptions, TieredSection):
-    """The section of a config with these options."""
+    """The section `engine` of a config with `kind: zo`."""
 
     kind: Literal["zo"] = "zo"
     eval_batches: Count | None = option(
@@ -214,7 +214,7 @@ class ZoSection(ZoOptions, TieredSection):
     def planned(self, plan: dict[str, Any]) -> Self:
         """Return the section with the plan's choices.
 
-        Steps between new bases stay auto if nobody knows the rate of the drive.
+        Steps between new bases stay auto if the rate of the drive is not known.
         """
         found = self
         if self.directions == "auto":
@@ -231,7 +231,7 @@ class ZoSection(ZoOptions, TieredSection):
 
     @property
     def _has_one_base(self) -> bool:
-        """True if one base takes all steps, each of which is replayed."""
+        """True if all steps of the run are replayed on one base."""
         return self.tier == "host" and self.mode == "log" and self.noise != "lowrank"
 
     def halves(self, config: Config) -> int:
@@ -239,13 +239,13 @@ class ZoSection(ZoOptions, TieredSection):
         return 2 * self.direction_count * config.train.accumulate
 
     def evaluated_at_once(self, config: Config) -> int:
-        """Number of batches of an evaluation that one pass serves."""
+        """Number of evaluation batches that share one pass over streamed weights."""
         if self.tier == "device":
             return 1
         return self.eval_batches or self.halves(config)
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
-        """Find keys for a backward, for AdamW, or for autocast."""
+        """Find keys that set up a backward, AdamW or autocast; this engine has none of them."""
         train, model = config.train, config.model
         if self.direction_count > MOST_UPDATES:
             yield (
