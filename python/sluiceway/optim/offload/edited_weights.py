@@ -74,8 +74,8 @@ class EditedWeights:
         Raises
         ------
         InvalidArgument
-            The store would lose gathered gradients, or a weight has another shape. Names the
-            weight, and changes nothing.
+            The store would lose gathered gradients, or a weight has another shape. The text names
+            the weight. The call changed nothing.
         """
         for number in self._edited():
             state = self._engine.tensor_state(number)
