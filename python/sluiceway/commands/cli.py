@@ -45,7 +45,7 @@ def _version(wanted: bool) -> None:
 
 
 def _with_debug(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the option --debug to a command, which does not read it: `run` does."""
+    """Add the option --debug to a command; `run` reads the option, and the command does not."""
 
     @functools.wraps(function)
     def command(*, debug: bool, **given: Any) -> None:
@@ -305,7 +305,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _wrong(error: Any) -> int:
-    """Print what typer says of a command that it does not understand, in our words."""
+    """Print typer's complaint about an invalid command in our words."""
     text = error.format_message()
     if text.startswith("Usage:"):
         print(text)

@@ -1,4 +1,4 @@
-"""Options and arguments of the command line that need a sentence of help, by name."""
+"""Options and arguments of the command line, with their help."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ def inspect_store(paths: list[Path], as_json: bool) -> None:
 
 
 def verify_store(paths: list[Path], as_json: bool) -> None:
-    """Read and check everything that the commits of a store hold; print what is damaged.
+    """Read and check everything that the commits of a store hold; print all damage.
 
     Raises
     ------
     sluiceway.errors.Corrupt
-        Something is.
+        A part of the store is damaged.
     """
     with _opened(paths) as store:
         held = store.describe()
