@@ -119,7 +119,7 @@ def try_steps(name: str, device: str, folder: str) -> float:
             after = {key: value.clone() for key, value in model.state_dict().items()}
             seconds = time.monotonic() - began
     if not all(bool(v.isfinite().all()) for v in after.values()) or value != value:
-        raise Error(f"loss {value}, expected it and all weights to be finite after {STEPS} steps")
+        raise Error(f"after {STEPS} steps the loss is {value}, or a weight is not finite")
     if all(bool((after[key] == old).all()) for key, old in before.items()):
         raise Error(f"no weight has changed in {STEPS} steps")
     return seconds

@@ -106,8 +106,8 @@ def _check_target(run: Path, to: Path, force: bool) -> None:
     if not (target / CONFIG_FILE).is_file():
         first = min(path.name for path in target.iterdir())
         raise InvalidArgument(
-            f"--to: {to} has no {CONFIG_FILE} but {first}; --force replaces nothing but model "
-            "folders, choose another"
+            f"--to: {to} has no {CONFIG_FILE} but {first}; --force replaces only model "
+            "folders; choose another folder"
         )
 
 

@@ -59,7 +59,7 @@ def verify_store(paths: list[Path], as_json: bool) -> None:
     if wrong:
         count = "1 thing is" if len(wrong) == 1 else f"{len(wrong)} things are"
         raise Corrupt(
-            f"store {held['id']}: {count} damaged, expected none; what is not named can be read"
+            f"store {held['id']}: {count} damaged, as listed; all other parts can be read"
         )
 
 

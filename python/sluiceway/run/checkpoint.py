@@ -175,8 +175,8 @@ def read_state_file(target: Path) -> tuple[Position, dict[str, Any]]:
     plain = found == _WITHOUT_SUMS and all(type(size) is int for size in sums.values())
     if not (plain or (found == _FORMAT and is_sealed(raw))):
         raise Corrupt(
-            f"{path}: its own checksum is not that of its text, expected what was written; the "
-            "save is not usable"
+            f"{path}: its last line is not the checksum of its text, so it was changed; the save "
+            "is not usable"
         )
     return position, state
 

@@ -57,7 +57,7 @@ class LastSave:
         if _manifest(self.folder) != self.manifest:
             raise Error(
                 f"{self.folder}: the save of step {self.step} was replaced while it was read, "
-                "expected it to stay; do it again, or wait for the run to end"
+                "expected it to stay; repeat the command, or wait for the run to end"
             )
 
 
@@ -99,8 +99,8 @@ def last_save(run: Path, previous: bool = False) -> LastSave:
     older = older_folder(folder)
     if previous and not older.exists():
         raise InvalidArgument(
-            f"--previous: {run} has no save before the last, expected {older.name}/; resume it "
-            "without"
+            f"--previous: {run} has no save before the last, expected {older.name}/; resume "
+            "without --previous"
         )
     if previous or is_half_moved(folder):  # By a kill, or by a run that is saving right now.
         return _checked(older, lambda: _begin_again(run))
@@ -119,8 +119,8 @@ def _checked(folder: Path, way_on: Callable[[], str]) -> LastSave:
     except Corrupt as error:
         if _manifest(folder) != manifest:
             raise Error(
-                f"{folder}: was replaced while it was read, expected it to stay; do it again, or "
-                "wait for the run to end"
+                f"{folder}: was replaced while it was read, expected it to stay; repeat the "
+                "command, or wait for the run to end"
             ) from None
         raise Corrupt(f"{error}; {way_on()}") from None
     if not checkpoint.has_checksums(state):

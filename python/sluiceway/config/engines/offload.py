@@ -96,7 +96,7 @@ class OffloadOptions(CodecOptions, _StateOptions):
         if codec in LEARNED:
             raise Unavailable(
                 f"codec: {codec} is not in this version of the engine offload, as it learns its "
-                f"projectors; it has identity, {' and '.join(_DRAWN)}; take block_random"
+                f"projectors; offload has identity, {' and '.join(_DRAWN)}; take block_random"
             )
         return codec
 

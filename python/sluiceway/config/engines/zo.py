@@ -152,12 +152,12 @@ class ZoOptions(Options):
             )
         if self.master == "bf16" and self.wire != "auto":
             raise ValueError(
-                f"wire is {self.wire} and master bf16, which crosses whole; take wire auto"
+                f"wire is {self.wire}, but a bf16 master crosses the link itself; take wire auto"
             )
         if self.mode == "parity" and self.narrow_wire and self.resident:
             raise ValueError(
-                f"resident is {self.resident} and wire {self.wire}, whose images are new in each "
-                f"step; {_LEAVE_OUT}"
+                f"resident is {self.resident}, but wire {self.wire} sends new images in each step, "
+                f"so that none can stay on the device; {_LEAVE_OUT}"
             )
         if self.noise == "lowrank" and self.mode == "parity":
             raise Unavailable(
@@ -166,8 +166,8 @@ class ZoOptions(Options):
             )
         if self.consolidate != "auto" and self.tier == "disk" and not self.has_new_bases:
             raise ValueError(
-                f"consolidate is {self.consolidate} and noise lowrank, whose updates are summed up "
-                f"beside the base; {_LEAVE_OUT}"
+                f"consolidate is {self.consolidate}, but noise lowrank makes no new bases, as "
+                f"updates are summed up beside the base; {_LEAVE_OUT}"
             )
         for value, needed, names in (
             (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
