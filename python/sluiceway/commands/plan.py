@@ -96,7 +96,7 @@ def make_plan(config: Config) -> RunPlan:
 def _disk(
     plan: EnginePlan, links: dict[str, int], trained: int, seconds: float, speeds: dict[str, Any]
 ) -> dict[str, Any]:
-    """Figures on the disk's traffic, with None for those that need the unknown rate of a disk.
+    """Return figures on the disk's traffic; None for figures that need an unknown rate.
 
     They include bytes written between steps, divided by the number of steps.
     """

@@ -165,8 +165,8 @@ class ZoPlan(DevicePlan):
         """Add masters and factors to the peak of a forward, which includes copies.
 
         If weights are streamed, count only the ring of slots and the weights that stay on the
-        device. The base is in host memory, page-locked for a GPU, or on disk, where it has room for
-        the next base as well. Staging for reads from disk is page-locked.
+        device. The base is in host memory, which is page-locked for a GPU, or on disk, where the
+        store also has room for the next base. Staging for reads from disk is page-locked.
         """
         if not self._streams:
             return {"device": rehearsal.peak_bytes + self._state_bytes, "host": 0, "pinned": 0}
