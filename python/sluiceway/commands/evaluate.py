@@ -169,8 +169,8 @@ def _run(path: Path, asked: Asked) -> _Subject:
 def _model(path: Path, asked: Asked) -> _Subject:
     if not asked.data:
         raise InvalidArgument(
-            f"--data is missing, and {path} is not a run, whose data.eval could be used; expected "
-            f"a file, a glob or {PYDOC}"
+            f"--data is missing, and {path} is no run with a data.eval; expected a file, a glob or "
+            f"{PYDOC}"
         )
     config = check_config({"model": {"path": str(path)}, "data": {"train": asked.data}})
     context = context_of(check_model_folder(path, weights=False))
