@@ -26,42 +26,44 @@ class ZoOptions(Options):
 
     tier: Literal["device", "host", "disk"] = option(
         "device",
-        "Place of the weights: device, where each step moves them; host, in host memory, from "
-        "which they are streamed through the device and which is never written to, as each step "
-        "is a record of a log; disk, the same from a store, of which host memory holds what is "
-        "on its way.",
+        "Place of the weights. device: each step updates them there. host: they are in host "
+        "memory and streamed through the device; steps do not write them but add records to a "
+        "log. disk: the same from a store, of which host memory holds what is on its way.",
         in_state=True,
     )
     mode: Literal["log", "parity"] = option(
         "log",
-        "Form of the steps of streamed weights: log writes records, and never the weights; parity, "
-        "with tier host, writes them into the weights, which cross the link back, or with a narrow "
-        "wire are written by the host.",
+        "How steps are kept if weights are streamed: log writes records to a log, and never the "
+        "weights; parity, with tier host, writes each step into the weights, which then cross the "
+        "link back, or which the host writes if `wire` is narrow.",
         in_state=True,
     )
     master: Literal["fp32", "bf16"] = option(
         "fp32",
-        "Type of the masters of 16-bit weights in mode parity: fp32, of which the weights are "
-        "images; bf16, for weights of bfloat16, which are then rounded at random.",
+        "Type of the masters of 16-bit weights in mode parity: fp32, from which the weights are "
+        "rounded; or bf16, for weights of bfloat16, which are then their own masters and are "
+        "rounded stochastically.",
         in_state=True,
     )
     wire: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = option(
         "auto",
-        "Form in which masters of mode parity cross the link: auto, whole, both ways; bf16, fp16 "
-        "or fp8, as images rounded to nearest, which the host makes of fp32 masters once it has "
-        "written the step before into them, and nothing comes back. fp8 is E4M3 with a power of "
-        "two for each 128 elements.",
+        "Form in which masters of mode parity cross the link. auto: the masters themselves, in "
+        "both directions. bf16, fp16 or fp8: images rounded to nearest; the host writes the "
+        "previous step into the fp32 masters and makes the images, and nothing comes back. fp8 is "
+        "E4M3 with a power of two for each 128 elements.",
         in_state=True,
     )
     consolidate: Literal["auto"] | Count = option(
         "auto",
-        "Steps after which tier disk writes a new base, so that fewer steps are replayed. auto "
-        "in a config is planned as the run begins, by the time of replays and of a new base; "
-        "else it is the most that fits, 1,024 / directions. In your own loop that saves states, "
-        "the new base is made at the next save.",
+        "Steps after which tier disk writes a new base, so that fewer steps are replayed. With "
+        "auto, `sluiceway train` plans the number when the run begins, from the time of replays "
+        "and of a new base; otherwise auto is the largest possible number, 1,024 / directions. In "
+        "your own loop that saves states, the new base is made at the next save.",
     )
     depth: SmallCount = option(
-        2, "Layers that are on their way to the device, with tiers host and disk.", to=["engine"]
+        2,
+        "Layers that are transferred to the device at the same time, with tiers host and disk.",
+        to=["engine"],
     )
     perturb_lanes: SmallCount = option(1, "Streams or threads that perturb layers.", to=["engine"])
     resident: Size = option(
@@ -74,10 +76,10 @@ class ZoOptions(Options):
     )
     directions: Count | Literal["auto"] = option(
         1,
-        "Directions that are measured and averaged in a step. auto in a config is as many as "
-        "hide the crossing of streamed weights, planned as the run begins. Else auto is the "
-        "number in the log, or in the state of mode log, from which the optimizer goes on, and 1 "
-        "for a new one.",
+        "Directions that are measured and averaged in a step. With auto, `sluiceway train` plans "
+        "when the run begins as many as hide the transfer of streamed weights. Otherwise auto is "
+        "the number in the log, or in the state of mode log, from which the optimizer continues, "
+        "and 1 for a new one.",
         to=["engine"],
         in_state=True,
     )
@@ -91,9 +93,9 @@ class ZoOptions(Options):
     period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
     perturb: Literal["weights", "activations"] = option(
         "weights",
-        "Target of noise lowrank with tier device: weights adds it to copies of all weights, "
-        "activations to the outputs of linear layers, whose weights are then not copied. g is the "
-        "same but for its rounding.",
+        "Tensors to which noise lowrank is added with tier device: weights, in copies of all "
+        "weights; or activations, the outputs of linear layers, whose weights are then not "
+        "copied. g is the same except for rounding.",
     )
 
     @property
@@ -190,8 +192,8 @@ class ZoSection(ZoOptions, TieredSection):
     kind: Literal["zo"] = "zo"
     eval_batches: Count | None = option(
         None,
-        "Batches of an evaluation that one upload of streamed weights serves. None: as many as a "
-        "step has losses, so that waiting takes no more memory than in a step.",
+        "Evaluation batches that share one upload of streamed weights. None: the number of losses "
+        "in a step, so that waiting batches take no more memory than in a step.",
     )
     changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "perturb", "eval_batches")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
