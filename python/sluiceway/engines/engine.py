@@ -3,7 +3,7 @@
 A run makes these calls in this order:
 
     plan                    predicts what a run would take; loads nothing
-    open, load              make model and optimizer; a run begins, or goes on from a save
+    open, load              make model and optimizer; a run begins, or continues from a save
     update                  makes one step; between two steps come metrics and save
     close
 

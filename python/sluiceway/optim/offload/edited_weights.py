@@ -1,4 +1,4 @@
-"""Weights that other code has changed between two steps: training goes on from the new values.
+"""Weights that other code has changed between two steps: training continues from the new values.
 
 The store has an f32 master of each weight, and a step makes the weight from its master. If an
 element no longer equals its rounded master, the master takes the element's value; all other
