@@ -100,8 +100,8 @@ def _resume(
 ) -> None:
     """Continue a run from its last save, bit for bit.
 
-    The run ends as if it had never stopped. It prints what --set changes, and refuses a change that
-    would make it another run, or a save of which any byte differs from what was written.
+    The run ends as if it had never stopped. The command prints what --set changes. It ends with an
+    error if a change would make it another run, or if any byte of the save has changed.
     """
     from sluiceway.commands.resume import resume
 

@@ -217,8 +217,8 @@ def _elsewhere_lines(plan: dict[str, Any]) -> list[str]:
     if plan["device"]["here"]:
         return []
     return [
-        f"{plan['device']['name']} was not seen on this machine: planned for another one, whose "
-        "rates are the config's; what it does not give was measured on this processor"
+        f"{plan['device']['name']} was not seen on this machine: this plan for another machine "
+        "uses the config's rates, and for missing ones rates measured on this processor"
     ]
 
 

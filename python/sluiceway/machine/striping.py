@@ -65,7 +65,7 @@ def rates_of_disks(places: Sequence[Path], io: str) -> list[float]:
     Raises
     ------
     sluiceway.errors.Error
-        A disk refused a request, or a device holds data of others.
+        A disk refused a request, or a device already holds data.
     """
     by = "auto" if io == "block" else io
     for place in places:
@@ -105,7 +105,7 @@ def weights_of_new(owner: str, drives: Sequence[str], io: str) -> list[int]:
     Raises
     ------
     sluiceway.errors.Error
-        A device holds data of others.
+        A device already holds data.
     """
     paths = [Path(drive) for drive in drives]
     if len(paths) < 2 or any(_is_there(path) for path in paths):
