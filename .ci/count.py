@@ -37,14 +37,14 @@ def preset_outcomes(results: Path, preset: str) -> tuple[int, int]:
     """Sum the cases of one preset's binaries, each checked against ctest's result."""
     summary = results / f"{preset}.xml"
     if not summary.exists():
-        print(f"{preset}: did not build or did not run")
+        print(f"{preset}: the build failed or the tests did not run")
         return 0, 1
     passed = failed = 0
     for binary in ElementTree.parse(summary).getroot().iter("testcase"):
         cases = results / preset / f"{binary.get('name')}.xml"
         good, bad = outcomes(cases) if cases.exists() else (0, 0)
         if binary.get("status") != "run" and bad == 0:
-            print(f"{preset}: {binary.get('name')}: {binary.get('status')}, no failed case")
+            print(f"{preset}: {binary.get('name')}: {binary.get('status')}, no failed test case")
             bad = 1
         passed, failed = passed + good, failed + bad
     return passed, failed

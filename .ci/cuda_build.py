@@ -78,7 +78,7 @@ def cards() -> list[tuple[str, Version, int]]:
     found = re.findall(r"^(.+), (\d+)\.[\d.]+$", answer, re.M)
     if not found and shutil.which("nvidia-smi"):
         said = next((line.strip() for line in answer.splitlines() if line.strip()), "nothing")
-        raise NoCudaError(f"nvidia-smi names no card, it says: {said[:160]!r}")
+        raise NoCudaError(f"nvidia-smi lists no card; its output is {said[:160]!r}")
     return [(name, (0, 0), int(driver)) for name, driver in found]
 
 
@@ -141,7 +141,9 @@ def cuda_of_torch(torch: Path) -> Version:
     """Return the CUDA version that torch is built for."""
     said = runpy.run_path(str(torch / "version.py"))
     if not said["cuda"]:
-        raise NoCudaError(f"torch {said['__version__']} is built without CUDA; install one that is")
+        raise NoCudaError(
+            f"torch {said['__version__']} is built without CUDA; install a torch with CUDA"
+        )
     return version_of(said["cuda"])
 
 
@@ -177,7 +179,7 @@ def fetched_nvcc(torch: Path, cuda: Version, folder: Path) -> Path:
     version = ".".join(map(str, cuda))
     if not (theirs / "include" / "cuda_runtime.h").is_file():
         raise NoCudaError(
-            f"nvcc {version} is neither in CUDA_HOME nor on PATH, and the torch that is installed "
+            f"nvcc {version} is neither in CUDA_HOME nor on PATH, and the installed torch "
             f"has no headers of CUDA in {theirs}; install CUDA {version}"
         )
     toolkit = folder / "nvidia" / f"cu{cuda[0]}"
@@ -190,7 +192,8 @@ def fetched_nvcc(torch: Path, cuda: Version, folder: Path) -> Path:
         if subprocess.run([*pip, *packages], stdout=sys.stderr).returncode != 0:
             shutil.rmtree(folder, ignore_errors=True)
             raise NoCudaError(
-                f"nvcc {version} is neither in CUDA_HOME nor on PATH, and pip could not install it"
+                f"nvcc {version} is neither in CUDA_HOME nor on PATH, and pip could not "
+                "install it; install that CUDA toolkit"
             )
     add_links(theirs, toolkit)
     if complaint := toolkit_complaint(nvcc, torch, cuda):
@@ -225,7 +228,7 @@ def toolkit_complaint(nvcc: Path, torch: Path, cuda: Version) -> str:
     for library in LINKED_LIBRARIES:
         for file in (toolkit_of_torch(torch, cuda) / "lib").glob(f"{library}.so.*"):
             if not any((root / folder / file.name).exists() for folder in ("lib64", "lib")):
-                return f"{root} has no {file.name}, expected it, since torch loads that one"
+                return f"{root} has no {file.name}, the version that torch loads; install that one"
     return ""
 
 
@@ -262,7 +265,7 @@ def main() -> int:
     try:
         line = shlex.join(definitions(purpose, "".join(sys.argv[3:])))
     except NoCudaError as reason:
-        print(f"cuda: built for the host device alone: {reason}", file=sys.stderr)
+        print(f"cuda: built only for the host device: {reason}", file=sys.stderr)
         line = ""
     if not file.exists() or file.read_text() != line:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ def find_cuobjdump() -> str:
     for folder in [Path(p) for p in sys.path if p.endswith("-packages")]:
         if (folder / wheel).exists():
             return str(folder / wheel)
-    print("cuda_resources: no cuobjdump on PATH, expected the CUDA toolkit's or triton's wheel")
+    print("cuda_resources: no cuobjdump on PATH; install the CUDA toolkit or triton's wheel")
     sys.exit(NOT_RUN)
 
 
@@ -101,11 +101,12 @@ def main(build: Path) -> None:
         if size != 0:
             failures.append(f"{name} keeps {size} bytes in local memory, expected 0 {which}")
         if name not in wanted:
-            failures.append(f"{name} is not in {LIST.name}, expected a line for it")
+            failures.append(f"{name} is not in {LIST.name}; add a line for it")
         elif wanted[name] and (architecture, symbol) not in vector:
             failures.append(f"{name} has no {VECTOR_LOAD}, expected one {which}")
     failures += [
-        f"{name} is in {LIST.name}, but not built" for name in wanted.keys() - names.values()
+        f"{name} is in {LIST.name}, but was not built; remove its line"
+        for name in wanted.keys() - names.values()
     ]
     if failures:
         sys.exit("cuda_resources: " + "\ncuda_resources: ".join(sorted(set(failures))))

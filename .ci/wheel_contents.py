@@ -56,9 +56,11 @@ def complaints_about_libraries(wheel: zipfile.ZipFile, notices: str) -> list[str
         print(f"  {library}: {'in the wheel' if library in brought else 'external'}")
         stem = re.split(r"-[0-9a-f]{8}\.|\.so", library)[0]
         if library in brought and f"`{stem}`" not in notices:
-            found.append(f"{library}: in the wheel, expected its notice in THIRD_PARTY.md")
+            found.append(
+                f"{library}: in the wheel, but THIRD_PARTY.md has no notice of it; add one"
+            )
         if library not in brought and not EXTERNAL.fullmatch(library):
-            found.append(f"{library}: not in the wheel, expected there or in EXTERNAL")
+            found.append(f"{library}: not in the wheel; put it there, or list it in EXTERNAL")
     return found
 
 

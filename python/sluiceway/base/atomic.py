@@ -1,4 +1,4 @@
-"""Files and folders that appear only whole: written beside their target, synced, then renamed.
+"""Writes files and folders that appear only complete: beside the target, synced, then renamed.
 
 replace_file      replaces one file, which has a hidden name until it is complete
 replace_folder    replaces a folder whose name the user chose. The new folder is filled under a
@@ -50,7 +50,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
     Raises
     ------
     sluiceway.errors.IoError
-        The disk refused. After this error, or any error raised in the block, `target` is unchanged.
+        Writing failed. After this error, or any error raised in the block, `target` is unchanged.
     """
     target = target.resolve()  # A link stays; the folder it points to is replaced.
     room = None
@@ -109,7 +109,7 @@ def older_folder(target: Path) -> Path:
 
 
 def is_half_moved(target: Path) -> bool:
-    """Tell whether `target` has its older name: a move was killed, or is running right now."""
+    """Tell whether `target` is missing because a move was killed, or is running right now."""
     older, fresh = older_folder(target), _sibling(target, "new")
     return not target.exists() and older.exists() and fresh.exists()
 
@@ -121,7 +121,7 @@ def recover_folder(target: Path) -> None:
 
 
 def go_back(target: Path) -> None:
-    """Replace `target` by the older folder, and delete the present one."""
+    """Put the previous folder in the place of `target`, whose present content is deleted."""
     fresh = _sibling(target, "new")
     shutil.rmtree(fresh, ignore_errors=True)
     if target.exists():
@@ -150,7 +150,7 @@ def _put_in_place(fresh: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; False where the system cannot."""
+    """Exchange the names of two folders in one step; return False if the system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -164,7 +164,7 @@ def _sync_folder(folder: Path, forget: bool = False) -> None:
 
 
 def _sync(path: Path, forget: bool = False) -> None:
-    """Make a file or folder durable; `forget` drops its cached pages, so a read uses the disk."""
+    """Make a file or folder durable; `forget` drops its cached pages, so reads use the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

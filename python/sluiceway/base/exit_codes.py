@@ -17,7 +17,7 @@ _WRONG_PATH = (errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EACCES)
 
 
 def exit_code(error: BaseException) -> int:
-    """Exit code of a command that this error ends."""
+    """Exit code of a command that ends with this error."""
     if isinstance(error, KeyboardInterrupt | Interrupted):
         return INTERRUPTED
     if isinstance(error, OutOfMemory):

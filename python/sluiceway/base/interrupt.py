@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: the step in flight is finished and saved, then the run ends with 130.
+"""Handles Ctrl-C and SIGTERM: the run finishes its step, saves, and exits with code 130.
 
-If that step takes too long, for example over a link that hardly moves, the run gives it up.
+If the step takes too long, for example over a stalled link, the run abandons it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SignalHandler(ABC):
 
 
 class Interrupt(SignalHandler):
-    """Watches for SIGINT and SIGTERM while it is entered.
+    """Context that watches for SIGINT and SIGTERM while it is entered.
 
     Before `defer` is called, nothing is in flight and a signal raises KeyboardInterrupt at once.
     Afterwards the first signal only sets `requested`; a second one raises. The work inside of
@@ -89,8 +89,8 @@ class Interrupt(SignalHandler):
         Parameters
         ----------
         holds : callable
-            Tells whether the work now waits for something that may take any time, such as a slow
-            disk. The wait for it is then extended.
+            Returns whether the work is waiting for something of unknown duration, such as a slow
+            disk. If so, the time limit is extended.
         """
         began = time.monotonic()
         self._in_flight, self._holds, self._over = True, holds, threading.Event()

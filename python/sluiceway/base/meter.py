@@ -12,7 +12,7 @@ _SECONDS = 0.25
 
 @contextlib.contextmanager
 def meter(title: str, total: int, in_bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the number of items, of `total`, that were done since.
+    """Yield a function to call with the number of items, of `total`, done since the last call.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of work which must not be left half done."""
+"""Delays Ctrl-C until the end of work that must not be left half done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluiceway.base.interrupt import SignalHandler
 
 
 class Undisturbed(SignalHandler):
-    """Notes a first signal while it is entered; handles a second one at once.
+    """Context that notes a first Ctrl-C for later, and handles a second one at once.
 
     `handle_pending()`, or the end of the block, passes the noted signal to the Python handler that
     was installed before, which may raise KeyboardInterrupt. Python handles signals in the main

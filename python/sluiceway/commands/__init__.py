@@ -1,1 +1,1 @@
-"""The command line; each command has a file."""
+"""The command line, with one file per command."""

@@ -32,13 +32,13 @@ class Bench:
     Parameters
     ----------
     config : Config or None
-        The run whose step is measured.
+        Config of the run whose step is measured.
     steps : int
         Steps of each engine.
     path : Path
         Folder on the disk that is measured.
     interrupt : Interrupt
-        Entered by the caller.
+        The caller has entered it.
     """
 
     config: Config | None
@@ -47,7 +47,7 @@ class Bench:
     interrupt: Interrupt
 
     def measure(self, what: str | None) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Yield name, figures and table of `what`, or if it is None of all that need no config."""
+        """Yield name, figures and table of `what`, or of all measurements that need no config."""
         for name in [what] if what else ["link", "disk", "kernels"]:
             if name == "link":
                 found = bench_link()
@@ -68,7 +68,7 @@ def _device() -> torch.device:
 
 
 def bench_link() -> dict[str, Any]:
-    """Measure copies over the link by size: seconds, and GB/s of payload each way."""
+    """Measure copies of several sizes over the link: seconds, and GB/s of payload each way."""
     device = _device()
     rows = []
     for size in _LINK_SIZES:

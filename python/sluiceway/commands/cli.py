@@ -45,7 +45,7 @@ def _version(wanted: bool) -> None:
 
 
 def _with_debug(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the option --debug to a command, which does not read it: `run` does."""
+    """Add the option --debug to a command; `run` reads the option, and the command does not."""
 
     @functools.wraps(function)
     def command(*, debug: bool, **given: Any) -> None:
@@ -100,8 +100,8 @@ def _resume(
 ) -> None:
     """Continue a run from its last save, bit for bit.
 
-    The run ends as if it had never stopped. It prints what --set changes, and refuses a change that
-    would make it another run, or a save of which any byte differs from what was written.
+    The run ends as if it had never stopped. The command prints what --set changes. It ends with an
+    error if a change would make it another run, or if any byte of the save has changed.
     """
     from sluiceway.commands.resume import resume
 
@@ -305,7 +305,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _wrong(error: Any) -> int:
-    """Print what typer says of a command that it does not understand, in our words."""
+    """Print typer's complaint about an invalid command in our words."""
     text = error.format_message()
     if text.startswith("Usage:"):
         print(text)

@@ -22,7 +22,7 @@ def doctor(path: Path, quick: bool, as_json: bool) -> None:
     Raises
     ------
     sluiceway.errors.Error
-        Something without which nothing can be trained is missing.
+        A part that every training needs is missing.
     """
     findings = examine(path, quick)
     lacks = [f for f in findings if f.required and f.verdict == MISSING]
@@ -35,14 +35,14 @@ def doctor(path: Path, quick: bool, as_json: bool) -> None:
 
 
 def examine(path: Path, quick: bool) -> list[Finding]:
-    """Examine everything that the command lists.
+    """Return all findings that the command lists.
 
     Parameters
     ----------
     path : Path
-        Folder whose disk is looked at.
+        Folder on the disk to examine.
     quick : bool
-        Measure no rates, and train no step.
+        Neither measure rates nor train steps.
     """
     check_folder(path)
     findings = [Finding("python", platform.python_version()), *software_findings()]

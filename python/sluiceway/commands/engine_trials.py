@@ -1,8 +1,8 @@
-"""Trains a few small steps with each engine; one that fails, crashes or hangs stops no other.
+"""Trains a few small steps with each engine, even if another one fails, crashes or hangs.
 
 The steps run in a child process: `python -m sluiceway.commands.engine_trials DEVICE FOLDER NAME...`
-prints one line of JSON for each name. If its steps do not end, the child is killed, and another one
-goes on with the names that are left.
+prints one line of JSON for each name. If the steps of an engine do not end, the child is killed,
+and a new child tries the remaining names.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ def try_steps(name: str, device: str, folder: str) -> float:
             after = {key: value.clone() for key, value in model.state_dict().items()}
             seconds = time.monotonic() - began
     if not all(bool(v.isfinite().all()) for v in after.values()) or value != value:
-        raise Error(f"loss {value}, expected it and all weights to be finite after {STEPS} steps")
+        raise Error(f"after {STEPS} steps the loss is {value}, or a weight is not finite")
     if all(bool((after[key] == old).all()) for key, old in before.items()):
         raise Error(f"no weight has changed in {STEPS} steps")
     return seconds
 
 
 def try_each(device: str, folder: str, names: list[str]) -> None:
-    """Try each name in turn, and print a line as soon as it has ended."""
+    """Try each name in turn, and print a line as soon as its trial has ended."""
     for name in names:
         line: dict[str, Any] = {"name": name}
         try:
@@ -145,11 +145,11 @@ def engine_findings(path: Path, device: str, seconds: float = SECONDS) -> Iterat
     Parameters
     ----------
     path : Path
-        Folder on the disk that the disk tier uses. Nothing is left in it.
+        Folder on the disk that the disk tier uses. It is left as it was.
     device : str
         host or cuda:N.
     seconds : float
-        How long the steps of one engine may take.
+        Time limit for the steps of one engine.
     """
     left = list(TRIALS)
     while left:
@@ -170,7 +170,7 @@ def _finding(name: str, device: str, line: dict[str, Any]) -> Finding:
 def _lines_of_child(
     device: str, folder: str, names: list[str], seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read what one child says until it has tried all names or has died."""
+    """Read the lines of one child until it has tried all names or has died."""
     command = [sys.executable, "-m", __name__, device, folder, *names]
     with tempfile.TemporaryFile() as complaints:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints)
@@ -191,7 +191,7 @@ def _lines_of_child(
 
 
 def _end_of(child: subprocess.Popen[bytes], ended: bool, seconds: float, complaints: Any) -> str:
-    """Say why a child prints nothing more."""
+    """Say why a child has stopped printing."""
     if not ended:
         return f"it did not end in {seconds:g} s"
     status = child.wait()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of the command; None takes the value of the run, or without a run the default."""
+    """Options of the command; None stands for the run's value, or without a run for the default."""
 
     data: list[str] | None = None
     format: str | None = None
@@ -69,9 +69,10 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        Data, tokenizer and model do not fit each other, or the folder is neither of the two.
+        Data, tokenizer and model do not fit each other, or the folder is neither that of a run nor
+        a transformers folder.
     sluiceway.errors.Corrupt
-        A file of weights is cut, or one of a save is not what was written.
+        A file of weights is too short, or a file of a save differs from the one that was written.
     """
     subject = _subject(path, asked)
     from sluiceway.engines import engine_of
@@ -117,7 +118,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
 def _loss_of(
     engine: Engine | None, model: torch.nn.Module, placement: Placement
 ) -> Callable[[Batch], torch.Tensor]:
-    """Return the loss function of the run; without a run that of the model."""
+    """Return the loss function of the run, or without a run the model's own loss."""
     from sluiceway.model.loss import loss_of
 
     return engine.loss_on(model, placement) if engine else partial(loss_of, model, placement)
@@ -168,7 +169,7 @@ def _run(path: Path, asked: Asked) -> _Subject:
 def _model(path: Path, asked: Asked) -> _Subject:
     if not asked.data:
         raise InvalidArgument(
-            f"--data is missing, and {path} is no run that has some; expected a file, a glob or "
+            f"--data is missing, and {path} is no run with a data.eval; expected a file, a glob or "
             f"{PYDOC}"
         )
     config = check_config({"model": {"path": str(path)}, "data": {"train": asked.data}})

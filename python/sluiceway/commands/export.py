@@ -1,8 +1,6 @@
 """`sluiceway export`: copies the last save of a run, or a step, to a transformers folder.
 
 Weights are streamed, so memory does not grow with the model.
-
-Memory does not grow with the model.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 def export(
     run: Path, to: Path, dtype: str | None = None, force: bool = False, step: int | None = None
 ) -> dict[str, Any]:
-    """Write config, tokenizer and weights of the last save; the folder appears only complete.
+    """Write the last save's config, tokenizer and weights; the folder appears once complete.
 
     Parameters
     ----------
     step : int or None
-        The one whose weights are written, of a run whose engine keeps them; None: the save's.
+        The step whose weights are written, if the engine keeps steps; None: the step of the save.
     dtype : str or None
-        fp32, bf16 or fp16: what weights become; None: what they are.
+        fp32, bf16 or fp16: type of the written weights; None: the type that they have.
     force : bool
-        Replace a model folder that is there. It stays until the new one is complete.
+        Replace an existing model folder. It stays until the new one is complete.
 
     Returns
     -------
@@ -49,12 +47,12 @@ def export(
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        There is no save, or nothing of `step`; `to` may not be replaced, or a weight does not fit
-        `dtype`.
+        There is no save, or it has no weights of `step`; `to` may not be replaced; or a value does
+        not fit `dtype`.
     sluiceway.errors.Corrupt
-        A file of the save is not what was written.
+        A file of the save differs from the file that was written.
     sluiceway.errors.IoError
-        The disk refused; what `to` held is untouched.
+        Writing failed; the content of `to` is untouched.
     """
     RunFolder.check(run)
     _check_target(run, to, force)
@@ -108,8 +106,8 @@ def _check_target(run: Path, to: Path, force: bool) -> None:
     if not (target / CONFIG_FILE).is_file():
         first = min(path.name for path in target.iterdir())
         raise InvalidArgument(
-            f"--to: {to} has no {CONFIG_FILE} but {first}; --force replaces nothing but model "
-            "folders, choose another"
+            f"--to: {to} has no {CONFIG_FILE} but {first}; --force replaces only model "
+            "folders; choose another folder"
         )
 
 

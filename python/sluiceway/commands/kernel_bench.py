@@ -1,4 +1,4 @@
-"""Measures kernels that Python can reach, on the device that computes, beside a copy."""
+"""Measures kernels that Python can call, and compares them with a copy on the same device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KernelBench:
     seconds: float = 1.0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Return a row for each kernel: the bytes that it has to read and write, and their GB/s."""
+        """Yield a row for each kernel: the bytes that it has to read and write, and their GB/s."""
         source, target = self._random(), self._random()
         yield self._row("copy", 2 * source.nbytes, lambda: target.copy_(source))
         for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16, stochastic")):
@@ -102,7 +102,7 @@ def bench_device() -> torch.device:
 def bench_kernels() -> dict[str, Any]:
     """Measure AdamW and the codec of the compiled module; on the host device with one thread.
 
-    Every row has its share of the copy's rate.
+    Every row has the kernel's rate as a fraction of the copy's rate.
     """
     device = bench_device()
     bench = KernelBench(device, _ELEMENTS[device.type])

@@ -1,4 +1,4 @@
-"""Options and arguments of the command line that need a sentence of help, by name."""
+"""Options and arguments of the command line, with their help."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ Previous = Annotated[
     bool,
     typer.Option(
         "--previous",
-        help="Go on from the save before the last. Drops the last save, and the metrics after the "
-        "one before.",
+        help="Continue from the save before the last. This drops the last save, and the metrics "
+        "after the save before it.",
     ),
 ]
 FromSave = Annotated[
     bool,
     typer.Option(
         "--last-save",
-        help="Go on from the last save, even if a store holds later commits. Drops these steps and "
-        "their metrics.",
+        help="Continue from the last save, even if a store holds later commits. This drops the "
+        "later steps and their metrics.",
     ),
 ]
 
@@ -114,7 +114,7 @@ MostSequences = Annotated[
     typer.Option(
         min=1,
         help="Largest number of sequences to measure on. Default: the number in the config for the "
-        "run's own text; all of other text.",
+        "run's own text; all sequences of any other text.",
     ),
 ]
 HeldAs = Annotated[
@@ -198,7 +198,7 @@ StorePaths = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH...",
-        help="Folder that holds drive0.sws and so on, each of several folders where the drives of "
-        "a store are on several disks, or the drive files or devices themselves, in order.",
+        help="Folder that holds drive0.sws and so on; all folders, in order, if the drives of a "
+        "store are in several; or the drive files or devices themselves, in order.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`sluiceway plan`: prints what a run needs and takes, predicted before anything is made."""
+"""`sluiceway plan`: predicts memory, traffic and step time of a run, and prints them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sluiceway.run.planning import Prediction
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Figures for programs, and a text for people, on what a run needs and takes.
+    """A prediction of memory, traffic and step time, as figures for programs and text for people.
 
     Parameters
     ----------
     figures : dict
-        Plain numbers. `over_budget` is None, or says which tier is too small and by how much.
+        Plain numbers. `over_budget` is None, or a text with the tier that is too small.
     engine : EnginePlan
-        Prints what only its engine has.
+        Prints the lines that only this engine has.
     """
 
     figures: dict[str, Any]
@@ -96,9 +96,9 @@ def make_plan(config: Config) -> RunPlan:
 def _disk(
     plan: EnginePlan, links: dict[str, int], trained: int, seconds: float, speeds: dict[str, Any]
 ) -> dict[str, Any]:
-    """Rates that the traffic of the disk needs; None if the rate of the disk is not known.
+    """Return figures on the disk's traffic; None for figures that need an unknown rate.
 
-    Bytes written between steps count, divided by the number of steps.
+    They include bytes written between steps, divided by the number of steps.
     """
     each = (links["disk_read"] + links["disk_written"]) / trained
     gbps = speeds["disk_gbps"]
@@ -115,20 +115,20 @@ def _disk(
 
 
 def _in_process(placement: Placement, tiers: dict[str, int]) -> int:
-    """Bytes of the tiers that are memory of the process, among them the host device."""
+    """Bytes of the tiers that are memory of the process, including the host device."""
     on_gpu = placement.device.type == "cuda"
     elsewhere = {"disk", "device"} if on_gpu else {"disk"}
     return sum(count for tier, count in tiers.items() if tier not in elsewhere)
 
 
 def _card(placement: Placement) -> dict[str, int]:
-    """Memory of the card, if the device is a card that is here."""
+    """Memory of the card, if this machine has it."""
     has_one = placement.name != "host" and is_here(placement.name)
     return card_memory(placement.device) if has_one else {}
 
 
 def _limit(config: Config, tier: str) -> int | None:
-    """Budget of a tier; the process as a whole has none."""
+    """Budget of a tier; None for the process as a whole."""
     return getattr(config.budget, tier, None)
 
 
@@ -168,7 +168,7 @@ def show_plan(config: Config, as_json: bool) -> None:
     Raises
     ------
     sluiceway.errors.OutOfMemory
-        A budget is too small for it.
+        A budget is too small for the run.
     """
     if said := too_many_threads(config):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
@@ -195,7 +195,7 @@ def _rows(plan: dict[str, Any], engine: EnginePlan) -> list[list[str]]:
 
 
 def _card_lines(plan: dict[str, Any]) -> list[str]:
-    """One line if there is a card: its memory and link, and what a budget lacks."""
+    """One line if there is a card: its memory, its link, and what exceeds its memory."""
     device, speeds = plan["device"], plan["assumed"]
     if "memory_bytes" not in device:
         return []
@@ -217,13 +217,13 @@ def _elsewhere_lines(plan: dict[str, Any]) -> list[str]:
     if plan["device"]["here"]:
         return []
     return [
-        f"{plan['device']['name']} was not seen on this machine: planned for another one, whose "
-        "rates are the config's; what it does not give was measured on this processor"
+        f"{plan['device']['name']} was not seen on this machine: this plan for another machine "
+        "uses the config's rates, and for missing ones rates measured on this processor"
     ]
 
 
 def _describe_disk(plan: dict[str, Any]) -> str:
-    """Two more lines if there is a disk: the tokens that hide its traffic, and what is written."""
+    """Two more lines if there is a disk: the tokens that hide its traffic, and bytes written."""
     if "disk" not in plan:
         return ""
     disk, speeds = plan["disk"], plan["assumed"]

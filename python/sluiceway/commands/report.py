@@ -10,7 +10,7 @@ from sluiceway.report import write_report
 
 
 def report(folders: list[Path], out: Path | None, as_json: bool) -> None:
-    """Write the page and print where it is."""
+    """Write the page and print its path."""
     written = write_report(folders, out)
     names = ", ".join(run["name"] for run in written["runs"])
     said = f"{written['report']}: {names}, {format_bytes(written['bytes'])}"

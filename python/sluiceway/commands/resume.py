@@ -18,14 +18,14 @@ from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 def resume(
     path: Path, settings: list[str] | None, previous: bool, from_save: bool, as_json: bool
 ) -> None:
-    """Print what `settings` change, train to the end, and print the result.
+    """Print the changes by `settings`, train to the end, and print the result.
 
     Parameters
     ----------
     previous : bool
-        Go on from the save before the last; drop the last save and what came after.
+        Continue from the save before the last; drop the last save and all later steps.
     from_save : bool
-        Go on from the last save; drop what was committed after it.
+        Continue from the last save; drop all steps committed after it.
     """
     RunFolder.check(path)
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))

@@ -31,12 +31,12 @@ def inspect_store(paths: list[Path], as_json: bool) -> None:
 
 
 def verify_store(paths: list[Path], as_json: bool) -> None:
-    """Read and check everything that the commits of a store hold; print what is damaged.
+    """Read and check everything that the commits of a store hold; print all damage.
 
     Raises
     ------
     sluiceway.errors.Corrupt
-        Something is.
+        A part of the store is damaged.
     """
     with _opened(paths) as store:
         held = store.describe()
@@ -59,7 +59,7 @@ def verify_store(paths: list[Path], as_json: bool) -> None:
     if wrong:
         count = "1 thing is" if len(wrong) == 1 else f"{len(wrong)} things are"
         raise Corrupt(
-            f"store {held['id']}: {count} damaged, expected none; what is not named can be read"
+            f"store {held['id']}: {count} damaged, as listed; all other parts can be read"
         )
 
 

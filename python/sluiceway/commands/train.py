@@ -54,7 +54,7 @@ def train(
 
 @contextlib.contextmanager
 def progress_sink(as_json: bool) -> Iterator[TextIO]:
-    """Give the stream for progress, which goes nowhere beside JSON."""
+    """Yield the stream for progress, which discards it if the output is JSON."""
     if not as_json:
         yield sys.stdout
         return

@@ -1,4 +1,4 @@
-"""Compares the configs of two parts of a run, and refuses changes that make it another run."""
+"""Compares the configs before and after a resume, and refuses changes that make another run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        Some of them cannot change within a run; the text names them.
+        Some keys cannot change within a run; the text names them.
     """
     old, new = flattened(before.resolved()), flattened(after.resolved())
     found = {
@@ -53,8 +53,8 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
         named = ", ".join(f"{k} was {found[k][0]}, is now {found[k][1]}" for k in fixed[:_NAMED])
         more = f", and {len(fixed) - _NAMED} keys more" if len(fixed) > _NAMED else ""
         raise InvalidArgument(
-            f"resume: {named}{more}; restore what the run began with. These keys can change: "
-            + ", ".join(changeable)
+            f"resume: {named}{more}; restore the values with which the run began. "
+            "These keys can change: " + ", ".join(changeable)
         )
     return found
 

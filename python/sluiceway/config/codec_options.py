@@ -29,7 +29,7 @@ def _listed(names: Any) -> Any:
 
 
 class CodecOptions(Options):
-    """Options for the compression of gradients, and for the weights that it applies to."""
+    """Options for the compression of gradients, and for the choice of weights to compress."""
 
     codec: str = option("identity", "The codec; identity sends gradients whole.", to=["weight"])
     ratio: Ratio = ratio_option(0.5)

@@ -26,7 +26,7 @@ class Complaints:
     where : dict
         Maps key paths to the place that an error names.
     name : str
-        The place of everything else.
+        The place that an error names for any other key.
     engine : type
         The section of the config's kind of engine.
     """
@@ -43,7 +43,7 @@ class Complaints:
         return self.name
 
     def text(self, found: Sequence[dict[str, Any]]) -> str:
-        """One line about the first error, with everything that its key could have been."""
+        """One line about the first error, with all values that its key may have."""
         error = found[0]
         keys = self._keys_of(error)
         dotted = ".".join(keys)
@@ -70,7 +70,7 @@ class Complaints:
         return f"{at}: {dotted} is {value!r}, {_EXPECTED}{could_be}"
 
     def _keys_of(self, error: dict[str, Any]) -> Keys:
-        """Location of an error, without the parts that are no keys of the file: types, indices."""
+        """Location of an error, without types and indices, which are not keys of the file."""
         keys: list[str] = []
         schema: type[BaseModel] | None = Config
         for depth, part in enumerate(error["loc"]):

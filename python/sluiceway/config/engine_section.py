@@ -1,4 +1,4 @@
-"""The base classes of the sections of engines: a kind, and checks of the whole config."""
+"""Base classes of the config sections of engines, which also check the rest of the config."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class EngineSection(Section):
 
     @property
     def commits(self) -> bool:
-        """True if steps are durable without a save, so that a resume may start from the last."""
+        """True if steps are durable without a save; a resume may then start from the last step."""
         return False
 
     @property
     def awaits_plan(self) -> bool:
-        """True if keys are left to the plan, so that a new run is planned first."""
+        """True if keys are "auto" until a plan sets them, so that a new run is planned first."""
         return False
 
     def planned(self, plan: dict[str, Any]) -> Self:
-        """Return the section with the choices of a plan."""
+        """Return the section with the values that a plan chose."""
         return self
 
     def settled(self, saved: dict[str, Any]) -> Self:
-        """Return the section with the values that keys with "auto" had in a save."""
+        """Return the section with each "auto" replaced by the value that the save has."""
         auto = {key: value for key, value in saved.items() if getattr(self, key, None) == "auto"}
         copy = self.model_copy(update=auto)
         copy._settled = tuple(auto)
@@ -54,7 +54,7 @@ class EngineSection(Section):
         return key in self._settled
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
-        """Find keys of other sections that this engine has no use for.
+        """Find keys of other sections whose values this engine cannot use.
 
         Yields
         ------
@@ -64,12 +64,12 @@ class EngineSection(Section):
         yield from ()
 
     def check_available(self, config: Config) -> None:
-        """Refuse values that are spelled right but that this engine does not have.
+        """Refuse values that are valid names but that this engine does not support.
 
         Raises
         ------
         sluiceway.errors.Unavailable
-            The text names the key, and the values that there are.
+            The text names the key and the supported values.
         """
         if config.store.path is not None:
             raise Unavailable(
@@ -78,19 +78,19 @@ class EngineSection(Section):
             )
 
     def in_folder(self, config: Config, folder: Path) -> Config:
-        """Return the config of a run in a folder, with paths for what lies there by default."""
+        """Return the config of the run in `folder`, with default paths inside that folder."""
         return config
 
 
 class TieredSection(EngineSection):
-    """A section of an engine that keeps something in a store if its `tier` is disk."""
+    """A section of an engine that keeps weights or states in a store if its `tier` is disk."""
 
     @property
     def _is_on_disk(self) -> bool:
         return self.tier == "disk"
 
     def check_available(self, config: Config) -> None:
-        """Refuse a path at which nothing would be kept."""
+        """Refuse a path for the store if the tier has no store."""
         if not self._is_on_disk and config.store.path is not None:
             raise InvalidArgument(
                 f"store.path is {config.store.place}, but engine.tier is {self.tier}, which keeps "
@@ -100,7 +100,7 @@ class TieredSection(EngineSection):
             raise InvalidArgument("store.io is block, but store.path is missing; name the device")
 
     def in_folder(self, config: Config, folder: Path) -> Config:
-        """Put the store into the folder of the run, if the config has no path."""
+        """Put the store into the folder of the run if the config has no path for it."""
         if not self._is_on_disk or config.store.path is not None:
             return config
         store = config.store.model_copy(update={"path": str(folder / STORE_FOLDER)})

@@ -45,6 +45,6 @@ Beta = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    """A mapping of the file: frozen, and without room for unknown keys."""
+    """A mapping in the file; frozen, and refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

@@ -27,9 +27,9 @@ def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> 
     sluiceway.errors.IoError
         The file cannot be read.
     sluiceway.errors.InvalidArgument
-        It is not YAML, or says something the schema does not allow; the text has the line.
+        The file is not YAML, or the schema does not allow a key or value; the text has the line.
     sluiceway.errors.Unavailable
-        It asks for something that this version does not have; the text names what it has.
+        The file has a value that this version does not support; the text names supported values.
     """
     tree, lines = _read(Path(path))
     where = {keys: f"{path}:{line}" for keys, line in lines.items()}
@@ -137,7 +137,7 @@ def _engine_section(tree: dict, where: dict, name: str) -> type[EngineSection]:
 
 
 def flattened(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Return a tree of sections with keys `a.b.c`; an empty section is a value."""
+    """Flatten a tree of sections to one dict with keys `a.b.c`; an empty section is a value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:

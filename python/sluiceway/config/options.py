@@ -24,17 +24,17 @@ Receiver = Literal["engine", "weight"]
 
 
 def check_is_here(engine: str, here: Mapping[str, tuple[str, ...]], name: str, value: str) -> str:
-    """Refuse a value that is spelled right but is not in this version.
+    """Refuse a value that is a valid name but that this version does not support.
 
     Parameters
     ----------
     here : mapping
-        The values that there are, by option.
+        The supported values of each option.
 
     Raises
     ------
     sluiceway.errors.Unavailable
-        The text names the values that there are.
+        The text names the supported values.
     """
     if value not in here[name]:
         raise Unavailable(
@@ -57,15 +57,15 @@ def option(
     Parameters
     ----------
     default : object
-        `...` if a value has to be given.
+        The default value; `...` if the caller has to give a value.
     description : str
-        Its documentation; empty for an option that is not documented.
+        Documentation of the option; empty for an option that is not documented.
     alias : str, optional
         The name in a constructor, if it begins with an underscore.
     to : iterable of {"engine", "weight"}
-        Whether the compiled module gets it, by this name, for a whole engine or for each weight.
+        Parts of the compiled module that get the option by this name: the engine, or each weight.
     in_state : bool
-        A saved state depends on it, and loads only if it is the same.
+        A saved state depends on the option, and loads only if the option has the same value.
     """
     marks = {"to": tuple(to), "in_state": in_state}
     return Field(default, description=description, alias=alias, json_schema_extra=marks)
@@ -133,7 +133,7 @@ class Options(Section, metaclass=_CalledAsAFunction):
 
     @classmethod
     def names(cls, *, to: Receiver | None = None, in_state: bool = False) -> list[str]:
-        """Names of options that go to `to`, or on which a saved state depends."""
+        """Names of the options declared with `to`, or of those on which a saved state depends."""
         return [
             name
             for name, field in cls.model_fields.items()
@@ -170,7 +170,7 @@ _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at mos
 
 
 def _explained(error: ValidationError) -> str:
-    """Say which option is wrong first, and what it could have been."""
+    """Name the first wrong option, its value and the values that it accepts."""
     found = error.errors(include_url=False)
     first = found[0]
     if not first["loc"]:

@@ -1,7 +1,7 @@
 """The schema of a run: what one YAML file may say, and what each key means.
 
 Every model is frozen and refuses unknown keys. `sluiceway.config.file` reads files into it and
-says errors with the line; `Config.resolved()` gives back every value, defaults included.
+reports errors with the line; `Config.resolved()` returns every value, defaults included.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def device_in_full(value: Any) -> Any:
 
 
 def _of_its_kind(value: Any) -> Any:
-    """Make the section of the engine's kind from plain keys."""
+    """Turn plain keys into the section of the kind that they name."""
     if not isinstance(value, dict):
         return value
     return section_of(value.get("kind", DEFAULT_KIND)).model_validate(value)
@@ -119,7 +119,7 @@ class Config(Section):
     Raises
     ------
     sluiceway.errors.Unavailable
-        From `check_available`, for values that are spelled right but not in this version.
+        From `check_available`, for valid names that this version does not support.
     """
 
     model: ModelSection
@@ -165,7 +165,7 @@ class Config(Section):
 
 
 def check_available(config: Config) -> None:
-    """Refuse values that the schema knows but this version does not have."""
+    """Refuse values that the schema knows but this version does not support."""
     if config.engine.kind == "zo" and config.device.lane_threads not in ("auto", 1):
         raise Unavailable(
             f"device.lane_threads: {config.device.lane_threads} is not in this version of the "
@@ -175,7 +175,7 @@ def check_available(config: Config) -> None:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Return the config with paths that hold in whatever folder the run is resumed."""
+    """Return the config with absolute paths, so that a resume may start in any folder."""
 
     def absolute(names: list[str]) -> list[str]:
         return [name if name == PYDOC else os.path.abspath(name) for name in names]

@@ -26,9 +26,9 @@ class SharedOptions(Options):
     )
     norm_mode: NormMode = option(
         "auto",
-        "exact: updates wait for the norm of the whole gradient. speculative: they begin with a "
-        "forecast of it, and are made again if it was wrong. auto chooses by measured times. The "
-        "bits are the same.",
+        "exact: updates wait for the norm of the whole gradient. speculative: updates begin with "
+        "a forecast of the norm, and are made again if it was wrong. auto chooses by measured "
+        "times. The bits are the same.",
         to=["engine"],
     )
     device: str = option("auto", 'Device of the model: "auto", "host" or "cuda:N".')

@@ -36,7 +36,7 @@ class Link(Options):
 
 
 class Budget(Options):
-    """Bytes that each tier may hold, as integers or texts such as "4GiB"; None: what is free."""
+    """Bytes that each tier may hold, as integers or texts such as "4GiB"; None: all free bytes."""
 
     device: Size | None = option(None, "Memory of the device on which the model computes.")
     host: Size | None = option(None, "Memory of the host that is not page-locked.")
@@ -45,7 +45,7 @@ class Budget(Options):
 
 
 class StoreOptions(Options):
-    """The place for what is too large for memory."""
+    """Place and access of a chunk store, which holds states or weights outside of memory."""
 
     path: Annotated[
         str | os.PathLike | list[str | os.PathLike] | None, BeforeValidator(_tuple_is_a_list)
@@ -89,7 +89,7 @@ class StoreOptions(Options):
 
 
 class RefreshSection(Options):
-    """Options of a refresh that a file can have: all but a function."""
+    """Options of a refresh that a config file can have, so all except the closure."""
 
     every: Natural = option(0, "Steps between measurements; 0: never after the first fit.")
     threshold: ZeroOrMore | None = option(
@@ -115,7 +115,7 @@ class RefreshSection(Options):
 
 
 class Refresh(RefreshSection):
-    """Options for the replacement of projectors: when, how they learn, what moments become."""
+    """Options for the replacement of projectors: when, how they are learned, and their moments."""
 
     __match_args__ = ("every", "threshold", "source", "closure", "learn_steps", "transport")
 

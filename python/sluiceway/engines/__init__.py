@@ -1,4 +1,4 @@
-"""Makes the engine that a config names, built in or from another distribution."""
+"""Makes the engine that a config names, a built-in one or one from another distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluiceway.errors import InvalidArgument
 
 
 def engine_of(config: Config) -> Engine:
-    """Make the engine of a run; it opens nothing yet.
+    """Make the engine of a run, which opens no file yet.
 
     A built-in kind is a file here, `<kind>.py` with a class `<Kind>`.
 
@@ -39,7 +39,7 @@ def engine_of(config: Config) -> Engine:
 
 
 def native_twin(config: Config) -> Config:
-    """Return the config that `compare: native` measures first; engine and saves differ."""
+    """Return the run's config with plain AdamW and no saves, which `compare: native` measures."""
     train = config.train.model_copy(update={"save_every": 0})
     engine = engine_of(config).twin()
     return config.model_copy(update={"engine": engine, "train": train, "compare": None})

@@ -1,18 +1,14 @@
 """The base class of all engines; a run needs to know nothing else of an engine.
 
-A run makes these calls, each of which relies on the ones before it:
-
-A run makes these calls, each of which relies on the ones before it:
-
-A run makes these calls, each of which relies on the ones before it:
+A run makes these calls in this order:
 
     plan                    predicts what a run would take; loads nothing
-    open, load              make model and optimizer; a run begins, or goes on from a save
+    open, load              make model and optimizer; a run begins, or continues from a save
     update                  makes one step; between two steps come metrics and save
     close
 
-`ResidentEngine` has most of it for engines whose model is on the device, `GradientEngine` the step
-of those that run a backward.
+`ResidentEngine` implements most of them for engines whose model is on the device, and
+`GradientEngine` implements the step of engines that run a backward.
 """
 
 from __future__ import annotations
@@ -54,21 +50,22 @@ class BegunSave(Protocol):
     """A save of one step, which is written while later steps are made."""
 
     def write(self, folder: Path) -> None:
-        """Write the same files as `Engine.save`. May run on any thread."""
+        """Write the same files as `Engine.save`; may run on any thread."""
 
     def finish(self, seconds: float | None = None) -> bool:
-        """Wait until steps no longer have to wait for the save, at most `seconds`.
+        """Wait, for at most `seconds`, until the save holds up no further step.
 
-        Call it on the thread that makes steps. Without it `write` may wait for a step to come.
+        Call it on the thread that makes steps. Without this call, `write` may wait for the next
+        step.
 
         Returns
         -------
         bool
-            True if no step has to wait any more.
+            True if the save holds up no further step.
         """
 
     def close(self) -> None:
-        """Stop writing. May run on any thread; idempotent."""
+        """Stop writing; may run on any thread; idempotent."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +79,22 @@ class Update:
 class Engine(ABC):
     """One kind of engine, for one run.
 
-    A subclass has to define the abstract methods. The others have defaults that suit an engine
-    without the feature.
+    A subclass has to define the abstract methods. The defaults of the other methods suit an engine
+    that lacks the feature.
 
     Attributes
     ----------
     section : type
-        The section of the config that the engine reads; the default of its `kind` is the kind.
+        The section of the config that the engine reads; the default of its key `kind` is the name
+        of the engine's kind.
     config : Config
     placement : Placement
         Set by `open`.
     model, optimizer
         Set by `open`. A run sets the learning rate in `optimizer.param_groups` before every step.
     scaler : torch.amp.GradScaler
-        Set by `open`; disabled where no loss is scaled. A save has it beside the random generators.
+        Set by `open`; disabled if losses are not scaled. A save has its state beside that of the
+        random generators.
     """
 
     section: ClassVar[type[EngineSection]]
@@ -115,15 +114,15 @@ class Engine(ABC):
 
     @abstractmethod
     def weights(self, folder: Path) -> SavedWeights:
-        """Check the weights of a model folder or of a save of this engine; loads none of them."""
+        """Check the weights of a model folder or of this engine's save, without loading them."""
 
     @abstractmethod
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Freeze what is not trained, set up checkpointing; `model` may be on the meta device."""
+        """Freeze untrained weights, and set up checkpointing; `model` may be on the meta device."""
 
     @abstractmethod
     def plan(self, model: torch.nn.Module) -> EnginePlan:
-        """Predict what training takes; `model` is prepared and has no storage."""
+        """Predict memory, traffic and time of training; `model` is prepared and has no storage."""
 
     # ---- A run ----
 
@@ -134,24 +133,24 @@ class Engine(ABC):
         Parameters
         ----------
         trace : Path or None
-            The file to which an engine with a trace of its own writes it in `close`.
+            The file to which `close` writes the trace of an engine that has one.
         """
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote beside the weights, which `open` has read."""
+        """Load everything that `save` wrote, except the weights, which `open` has read."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer, so that `open` and `load` give the same bits back.
+        """Write weights and optimizer, so that `open` and `load` restore them bit for bit.
 
-        The caller has synchronized. The folder is new; the caller adds the files of the tokenizer
-        and of the run, makes the folder durable and puts it in its place.
+        The caller has called `synchronize` and has made the folder. Afterwards the caller adds the
+        files of the tokenizer and of the run, makes the folder durable and puts it in its place.
         """
 
     @abstractmethod
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
-        """Make one step; each micro-batch counts by the number of tokens that it learns."""
+        """Make one step; each micro-batch is weighted by the number of its learned tokens."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -159,15 +158,16 @@ class Engine(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
-        """Fields of the last step's line of metrics.jsonl that the engine knows.
+        """Fields that the engine adds to the last step's line of metrics.jsonl.
 
-        `grad_norm`, `loss_scale`, `stall_seconds`, `host_seconds`, `learn_seconds`, `bytes` and
-        `peak_bytes` of what it uses, and under the name of its kind a dict of its own fields.
+        These are `grad_norm`, `loss_scale`, `stall_seconds`, `host_seconds`, `learn_seconds`,
+        `bytes` and `peak_bytes` as far as they apply, and a dict of the engine's own fields under
+        the name of its kind.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Apply what is enqueued, write the trace, free all memory; idempotent."""
+        """Apply all enqueued steps, write the trace, and free all memory; idempotent."""
 
     def description(self) -> list[str]:
         """Lines to print before the first step."""
@@ -178,19 +178,19 @@ class Engine(ABC):
         return {}
 
     def recorder(self) -> Recorder | None:
-        """The trace of the engine; None lets the run write the trace."""
+        """The trace of the engine, or None if it has none, so that the run writes one."""
         return None
 
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
-        """Call `watch` with the counts of fitted and all projectors while a first step fits them.
+        """Call `watch(fitted, total)` with counts of projectors while the first step fits them.
 
-        `learn_seconds` of that step is time that no later step takes.
+        Only that step takes the time in its `learn_seconds`.
         """
 
     def settled(self) -> dict[str, Any]:
-        """Values that `open` chose for keys of the section that are "auto".
+        """Values that `open` chose for those keys of the section that are "auto".
 
-        A save keeps these plain values, and a resume uses them again.
+        A save keeps these values, and a resume uses them again.
         """
         return {}
 
@@ -204,7 +204,8 @@ class Engine(ABC):
         Parameters
         ----------
         model : torch.nn.Module
-            The run's model or one from a save, of the config's type, where the config places it.
+            The run's model, or the model of a save, in the config's type and on the config's
+            device.
         """
         return partial(loss_of, model, placement)
 
@@ -219,22 +220,22 @@ class Engine(ABC):
         return [loss(batch).item() for batch in batches]
 
     def take_evaluation_bytes(self) -> dict[str, int]:
-        """Bytes that crossed each link in `losses` since the last call; empty if none does."""
+        """Bytes that `losses` moved over each link since the last call; empty if it moves none."""
         return {}
 
     # ---- Saves ----
 
     def begin_save(self) -> BegunSave | None:
-        """Begin a save of this step that is written beside later steps; None: call `save` instead.
+        """Begin a save that is written while later steps run; None: the engine has only `save`.
 
-        The caller has synchronized, has closed the save before, and closes this one.
+        The caller has called `synchronize`, has closed the save before, and will close this one.
         """
         return None
 
     def weights_of_step(
         self, save: Path, step: int
     ) -> AbstractContextManager[CopiedWeights] | None:
-        """Give the weights after `step`, made from a save; None: the engine keeps no steps.
+        """Return the weights after `step`, made from a save; None: the engine keeps no steps.
 
         Raises
         ------
@@ -255,14 +256,14 @@ class Engine(ABC):
         """
 
     def note_run(self, run: bytes) -> None:
-        """Let the commit of the last step carry `run`; the engine does not look into it."""
+        """Store the bytes `run` in the commit of the last step, without interpreting them."""
 
     def committed_run(self, save: Path | None) -> bytes | None:
-        """Bytes that the last commit carries, or None if it is not later than `save`.
+        """Bytes that `note_run` stored in the last commit; None if `save` is as recent.
 
         Called after `open`, and before `load` or `take_commit`.
         """
         return None
 
     def take_commit(self) -> None:
-        """Go on from the last commit; called in place of `load`."""
+        """Continue from the last commit; called in place of `load`."""

@@ -1,4 +1,4 @@
-"""The base class of engines that learn from a backward: micro-batches, the loss scale, lanes."""
+"""The base class of engines that run a backward, with micro-batches and the loss scale."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sluiceway.text.batches import Batch
 
 
 class GradientEngine(ResidentEngine):
-    """An engine whose step is forward, backward, and a step of its optimizer."""
+    """An engine whose step consists of forward, backward, and a step of its optimizer."""
 
     def lane_arguments(self, trace: Path | None) -> dict[str, Any]:
-        """Arguments of every optimizer with lanes of its own; they follow the placement."""
+        """Arguments that every optimizer with lanes gets, from the config and the placement."""
         config, train, placement = self.config, self.config.train, self.placement
         arguments: dict[str, Any] = {
             "lr": train.lr,
@@ -44,15 +44,15 @@ class GradientEngine(ResidentEngine):
         return arguments
 
     def plan(self, model: torch.nn.Module) -> EnginePlan:
-        """Count two moments for every trained parameter, as AdamW has them."""
+        """Predict a run that keeps two moments of every trained parameter, like plain AdamW."""
         return DevicePlan(self.config, trained_elements(model))
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
         """Run forward and backward of every micro-batch, and the step of the optimizer.
 
-        A loss that is not finite ends the step before its backward, and nothing of the step is
-        kept. On a device that works beside Python the loss is read after the step: its gradients
-        are then made not finite too, so that the optimizer skips the step.
+        A loss that is not finite ends the step before its backward, and the weights stay as they
+        are. On a device that computes asynchronously, the loss is read after the step; then a loss
+        that is not finite makes its gradients NaN, so that the optimizer skips the step.
         """
         device = ops_on(self.placement.device)
         learned = sum(batch.learned for batch in batches)
@@ -78,7 +78,7 @@ class GradientEngine(ResidentEngine):
 
 
 def _mean(losses: Sequence[tuple[Callable[[], torch.Tensor], float]]) -> float:
-    """Weighted mean of the micro-batches' losses; waits for losses that are still on their way."""
+    """Weighted mean of the micro-batches' losses; waits for losses that are still being copied."""
     total = 0.0
     for read, share in losses:
         total += read().item() * share
@@ -86,5 +86,5 @@ def _mean(losses: Sequence[tuple[Callable[[], torch.Tensor], float]]) -> float:
 
 
 def _finite_or_nan(loss: torch.Tensor) -> torch.Tensor:
-    """Gradient that a backward of `loss` starts from: 1, or NaN to spoil every gradient."""
+    """Gradient with which a backward of `loss` starts: 1, or NaN to make every gradient NaN."""
     return torch.where(loss.isfinite(), 1.0, math.nan).to(loss.dtype)

@@ -1,4 +1,4 @@
-"""Plain AdamW on the device, with which every other engine is compared."""
+"""Plain AdamW on the device, the baseline of every other engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Native(GradientEngine):
 
     @property
     def freezes_embeddings(self) -> bool:
-        """True if the config freezes them."""
+        """True if the config freezes embeddings and head."""
         return self.config.engine.embeddings == "frozen"
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> NativeAdamW:

@@ -37,11 +37,11 @@ class Offload(GradientEngine):
     _noted: int | None = None  # Number of steps when `note_run` was last called.
 
     def plan(self, model: torch.nn.Module) -> OffloadPlan:
-        """Predict what states, gradients and the ring take."""
+        """Predict memory, traffic and time of a run."""
         return OffloadPlan(self.config, model, self.placement)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> OffloadAdamW:
-        """Make the optimizer; its lanes follow the placement."""
+        """Make the optimizer, with lanes as the placement says."""
         engine, store = self.config.engine, self.config.store
         self.plan(model).check_disk()
         arguments: dict[str, Any] = {
@@ -56,7 +56,7 @@ class Offload(GradientEngine):
         return OffloadAdamW(model, **arguments)
 
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
-        """Open as every engine does; refuse a save whose store is gone, and name its path."""
+        """Open like every engine; the error text has the path if the store of a save is gone."""
         if (folder / OPTIMIZER_FILE).exists() and self.config.engine.tier == "disk":
             find_drives([*map(Path, self.config.store.paths)])
         super().open(folder, placement, trace)
@@ -66,9 +66,9 @@ class Offload(GradientEngine):
         return self.config.engine.codec != "identity"
 
     def description(self) -> list[str]:
-        """Add which gradients cross as cores and which do not, if there is a codec.
+        """Extend the lines by the gradients that cross the link as cores, if there is a codec.
 
-        A warning says where the disk waits for the codec.
+        Warns if the disk waits for the codec.
         """
         if not self._has_codec:
             return super().description()
@@ -91,19 +91,17 @@ class Offload(GradientEngine):
         }
 
     def save(self, folder: Path) -> None:
-        """Save as every engine does; the store keeps the saved step once the save is in its place.
+        """Save like every engine; the store keeps the saved step once the save is in its place.
 
-        Until then it keeps the step of the save before: a kill leaves one of the two saves whole.
-
-        Until then the step of the save before it is kept: a kill leaves one whole save or the
-        other.
+        Until then it keeps the step of the save before, so that a kill leaves one of the two saves
+        usable.
         """
         self.model.save_pretrained(folder)
         write_state(self.optimizer.unpinned_state(), folder / OPTIMIZER_FILE)
         self._pins = self.config.engine.tier == "disk"
 
     def load(self, folder: Path) -> None:
-        """Load as every engine does; let a store on disk keep the step of the save from now on."""
+        """Load like every engine; a store on disk keeps the step of the save from now on."""
         super().load(folder)
         self._pins = self.config.engine.commits
 
@@ -117,12 +115,12 @@ class Offload(GradientEngine):
             )
 
     def note_run(self, run: bytes) -> None:
-        """Let the commit of the last step carry `run`."""
+        """Store the bytes `run` in the commit of the last step."""
         self.optimizer.set_run_state(run)
         self._noted = self.optimizer.engine.committed_steps
 
     def committed_run(self, save: Path | None) -> bytes | None:
-        """Return what the last commit carries, if its step is later than that of the save."""
+        """Return the bytes in the last commit if its step is later than the step of the save."""
         engine = self.optimizer.engine
         if save is not None:
             store = read_state(save / OPTIMIZER_FILE)[STATE_KEY].get("store")
@@ -136,7 +134,7 @@ class Offload(GradientEngine):
         self.optimizer.resume()
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
-        """Make a step as every engine with a backward does."""
+        """Make a step like every engine with a backward."""
         if self._pins:
             self.optimizer.pin()
             self._pins = False
@@ -145,7 +143,7 @@ class Offload(GradientEngine):
         return super().update(batches, ranges)
 
     def close(self) -> None:
-        """Close the optimizer; leave a step uncommitted that no run could resume from."""
+        """Close the optimizer, but do not commit a step from which no run could resume."""
         if self._noted is not None:
             engine, noted, self._noted = self.optimizer.engine, self._noted, None
             if engine.committed_steps != noted:

@@ -1,4 +1,4 @@
-"""Predicts what full AdamW with its states in a store takes: tiers, links, seconds of a step."""
+"""Predicts memory, traffic and seconds of a step of full AdamW with its states in a store."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class OffloadPlan(DevicePlan):
         Raises
         ------
         sluiceway.errors.OutOfMemory
-            The text says how many bytes the store takes by then.
+            The text has the bytes of the store after its first save.
         """
         limit, needed = self._config.budget.disk, self._footprint["store_bytes"]
         saves = self._on_disk and self._config.train.save_every
@@ -130,13 +130,13 @@ class OffloadPlan(DevicePlan):
             )
 
     def _host_bytes_of(self, footprint: dict[str, int]) -> int:
-        """Tables, cores that have arrived, waiting weights, and the store if it is in memory."""
+        """Host bytes of tables, arrived cores, waiting weights, and a store in memory."""
         store = 0 if self._on_disk else footprint["store_bytes"]
         names = ("table_bytes", "core_host_bytes", "parked_bytes")
         return store + sum(footprint[name] for name in names)
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Ring, cores, buffers in which gradients are rounded, and the store on its tier."""
+        """Add the ring, cores, rounding buffers and the store to the peak of a rehearsal."""
         store = self._footprint["store_bytes"]
         waiting = min(_WAITING_BYTES, self._whole_bytes)
         tiers = {
@@ -151,27 +151,27 @@ class OffloadPlan(DevicePlan):
 
     @property
     def _whole_bytes(self) -> int:
-        """Bytes of a backward's gradients that cross whole."""
+        """Bytes of those gradients of one backward that cross the link whole."""
         return self._gradient_bytes * (self._elements - self._footprint["core_elems"])
 
     @property
     def _whole_extents(self) -> int:
-        """Bytes on disk of a backward's gradients that crossed whole."""
+        """Bytes on disk of those gradients of one backward that crossed the link whole."""
         footprint = self._footprint
         return self._gradient_bytes * (footprint["stored_elems"] - footprint["core_stored_elems"])
 
     @property
     def _core_extents(self) -> int:
-        """Bytes on disk of a step's gradients that crossed as cores."""
+        """Bytes on disk of those gradients of one step that crossed the link as cores."""
         if self._speculates or self._spill == "core":
             return 0
         return self._gradient_bytes * self._footprint["core_stored_elems"]
 
     def links(self) -> dict[str, int]:
-        """Gradients out and weights back; with a disk also states both ways, and gradients.
+        """Count gradients to the host, weights back, and the disk's traffic.
 
-        Cores and what is made of them count once a step, all else with every backward. A
-        speculative step is assumed to hold.
+        Cores, and the gradients decompressed from them, count once a step; whole gradients count
+        once a backward. Speculative steps are assumed to need no correction.
         """
         states = STATE_BYTES * self._footprint["stored_elems"]
         links = {
@@ -193,12 +193,12 @@ class OffloadPlan(DevicePlan):
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """Seconds that the codec takes on the host, if gradients cross as cores."""
+        """Row with the seconds that the codec takes on the host, if gradients cross as cores."""
         seconds = self.figures.get("codec_seconds")
         return [] if seconds is None else [("of the host for the codec", f"{seconds:.3g}")]
 
     def chosen(self) -> list[str]:
-        """The form in which compressed gradients wait, if the plan chose it."""
+        """Line with the resolved option `spill` and its reason, if the plan chose it."""
         spill = self.figures.get("spill")
         return [] if spill is None else [f"spill: {spill['why']}"]
 
@@ -208,7 +208,7 @@ class OffloadPlan(DevicePlan):
         Parameters
         ----------
         disk_gbps : float or None
-            Rate of reads and writes together; None: not known.
+            Combined rate of reads and writes; None: not known.
         """
         if disk_gbps is None:
             return None
@@ -223,9 +223,9 @@ class OffloadPlan(DevicePlan):
         )
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Overlap micro-batches with their gradients' way out, and the last one with all lanes.
+        """Overlap each micro-batch with its gradients' transfer, and the last one with all lanes.
 
-        The lanes of the disk work beside the other lanes of a chunk, so the slowest lane counts.
+        The disk's lanes work in parallel with the other lanes, so the slowest lane counts.
         """
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         link = link_of(self._config, speeds)
@@ -259,7 +259,7 @@ class OffloadPlan(DevicePlan):
         return (self._backwards - 1) * max(forward + backward, out) + last
 
     def _dealt(self, parts: dict[str, float]) -> dict[str, list[float]]:
-        """Divide each time among the parameters, by their sizes."""
+        """Divide each of the times among the parameters, in proportion to their sizes."""
         return {
             name: [seconds * size / self._elements for size in self._sizes]
             for name, seconds in parts.items()

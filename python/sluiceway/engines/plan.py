@@ -1,4 +1,4 @@
-"""Predicts what an engine takes, from a model that has shapes but no bytes."""
+"""Predicts an engine's memory, traffic and time, from a model that has shapes but no bytes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class EnginePlan(ABC):
     freed : frozenset of str
         Parameters whose gradient is freed as soon as it exists.
     backward : bool
-        True if a rehearsal has a backward; else it is a forward without grad.
+        True if a rehearsal includes a backward; else it is a forward without gradients.
     like_native : bool
-        True if a rehearsal holds and computes the same as one of plain AdamW.
+        True if a rehearsal of plain AdamW would find the same memory and operations.
     figures : dict
         `codec`, `compressed_weights`, `why` if there was a choice, and other keys of the printed
         JSON that the engine adds.
     advice : str
-        What to try if a tier other than the device is too small.
+        Advice for a tier other than the device that is too small.
     on_device : str
-        What to try if the device is too small.
+        Advice for a device that is too small.
     token_flop : int
         Floating-point operations of a step, per parameter and token.
     """
@@ -52,18 +52,18 @@ class EnginePlan(ABC):
     # ---- Predictions, in this order ----
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """Return the model of a rehearsal, its layers changed as a run changes them."""
+        """Change the layers of a rehearsal's model as a run changes them, and return the model."""
         return model
 
     def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
-        """Choose what the config leaves to the plan.
+        """Choose values for keys that the config leaves to the plan.
 
         Parameters
         ----------
         speeds : dict
             The rates that `model.speeds` gives.
         room : callable
-            Returns the bytes that the device tier may have, or None if nobody knows.
+            Returns the bytes that the device tier may hold, or None if they are not known.
         """
 
     @abstractmethod
@@ -89,7 +89,7 @@ class EnginePlan(ABC):
         return []
 
     def rows(self) -> list[tuple[str, str]]:
-        """Rows of the table that only this engine has: a name and a value each."""
+        """Rows of the table that only this engine has, each with a name and a value."""
         return []
 
     def chosen(self) -> list[str]:
@@ -102,7 +102,7 @@ class EnginePlan(ABC):
 
 
 class DevicePlan(EnginePlan):
-    """A plan in which all that is trained has its gradient and moments on the device.
+    """A plan for gradients and moments that are on the device.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class DevicePlan(EnginePlan):
     moments : int
         Numbers that the optimizer keeps per element.
     moment_bytes : int or None
-        Size of such a number; None: that of an element of a weight.
+        Size of such a number; None: the size of a weight's element.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class DevicePlan(EnginePlan):
         return {"d2h": 0, "h2d": 0}
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Add up micro-batches, one after the other, and the update."""
+        """Add up the micro-batches and the update."""
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         return self._earlier(forward, backward) + forward + backward + self._update(speeds)
 
@@ -148,11 +148,11 @@ class DevicePlan(EnginePlan):
 
 
 def micro_batch_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, float]:
-    """Seconds of the forward and of the backward of one micro-batch."""
+    """Seconds of the forward, and of the backward, of one micro-batch."""
     rate = 1e12 * speeds["tflops"]
     return rehearsal.forward_flops / rate, rehearsal.backward_flops / rate
 
 
 def trained_elements(model: nn.Module) -> int:
-    """Elements of the parameters that are not frozen."""
+    """Number of elements in the parameters that are not frozen."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

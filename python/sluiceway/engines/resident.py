@@ -1,4 +1,4 @@
-"""The base class of engines whose whole model is on its device: weights, saves, freezing."""
+"""The base class of engines that keep the whole model on the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZER_FILE = "optimizer.pt"
 
 
 class SteppingOptimizer(Protocol):
-    """A `torch.optim.Optimizer` that reports on its last step."""
+    """A `torch.optim.Optimizer` that returns the figures of its last step."""
 
     overflowed: bool  # The gradients were not finite: nothing was changed.
 
@@ -35,9 +35,9 @@ class SteppingOptimizer(Protocol):
 
 
 class ResidentEngine(Engine):
-    """An engine that loads a model as transformers does and keeps all of it on the device.
+    """An engine that loads a model like transformers and keeps all of it on the device.
 
-    A subclass says which section it reads, makes the optimizer and a step; the rest it may replace.
+    A subclass names its section, makes the optimizer and makes a step; it may override the rest.
     """
 
     @abstractmethod
@@ -46,7 +46,7 @@ class ResidentEngine(Engine):
 
     @property
     def freezes_embeddings(self) -> bool:
-        """True if embeddings and head stay as they are."""
+        """True if embeddings and head are not trained."""
         return False
 
     # ---- Before anything is loaded ----
@@ -56,7 +56,7 @@ class ResidentEngine(Engine):
         return NativeSection(embeddings="frozen" if self.freezes_embeddings else "trained")
 
     def weights(self, folder: Path) -> SavedWeights:
-        """Return the safetensors of a folder; a save has them too."""
+        """Return the safetensors of a model folder or of a save."""
         return WeightFiles(folder)
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -76,7 +76,7 @@ class ResidentEngine(Engine):
         )
 
     def weights_folder(self, folder: Path) -> Path:
-        """Return the folder of the weights with which a run begins or goes on from a save."""
+        """Return the folder of the weights with which a run begins or continues from a save."""
         return folder
 
     def load_model(self, folder: Path) -> torch.nn.Module:
@@ -94,12 +94,12 @@ class ResidentEngine(Engine):
         self.optimizer.load_state_dict(read_state(folder / OPTIMIZER_FILE))
 
     def save(self, folder: Path) -> None:
-        """Write the model as transformers does, and the state of the optimizer."""
+        """Write the model like transformers, and the state of the optimizer."""
         self.save_model(folder)
         write_state(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def save_model(self, folder: Path) -> None:
-        """Write its configs and weights."""
+        """Write the model's configs and weights."""
         self.model.save_pretrained(folder)
 
     def synchronize(self) -> None:
@@ -107,12 +107,12 @@ class ResidentEngine(Engine):
         self.optimizer.synchronize()
 
     def metrics(self) -> dict[str, Any]:
-        """Join the figures of the optimizer and the scale of the loss."""
+        """Return the figures of the optimizer and the loss scale."""
         scale = {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
         return self.optimizer.stats() | scale
 
     def description(self) -> list[str]:
-        """Say that embeddings and head are frozen, if they are: nobody would guess it."""
+        """Say that embeddings and head are frozen, if they are, as users do not expect this."""
         if not self.freezes_embeddings:
             return []
         frozen = sum(p.numel() for _, p in embedding_parameters(self.model))

@@ -19,7 +19,7 @@ Around = Callable[[torch.UntypedStorage], AbstractContextManager[Any]]
 
 
 def write_state(state: dict[str, Any], path: Path, around: Around | None = None) -> None:
-    """Write a state; raise OSError if the disk refuses.
+    """Write a state; raise OSError if writing fails.
 
     Parameters
     ----------

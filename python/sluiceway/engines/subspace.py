@@ -1,4 +1,4 @@
-"""AdamW on compressed gradients, with its state on the host."""
+"""The engine that trains with AdamW on compressed gradients, with its state on the host."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Subspace(GradientEngine):
 
     @property
     def freezes_embeddings(self) -> bool:
-        """True if the config freezes them; else their whole gradient crosses."""
+        """True if the config freezes embeddings and head; else their whole gradients cross."""
         return self.config.engine.embeddings == "frozen"
 
     def plan(self, model: torch.nn.Module) -> SubspacePlan:
-        """Predict what the cores take on each tier and link."""
+        """Predict memory, traffic and time of a run."""
         return SubspacePlan(self.config, model)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> SubspaceAdamW:
-        """Make the optimizer; its lanes follow the placement."""
+        """Make the optimizer, with lanes as the placement says."""
         engine = self.config.engine
         arguments: dict[str, Any] = {
             **self.lane_arguments(trace),
@@ -57,7 +57,7 @@ class Subspace(GradientEngine):
         return SubspaceAdamW(model, **arguments)
 
     def settled(self) -> dict[str, Any]:
-        """Return what "auto" came to, for these tokens, steps and budgets."""
+        """Return the values chosen for "auto" by this run's tokens, steps and budgets."""
         options = self.optimizer.options
         codec = resolve_codec(options)
         return {
@@ -71,7 +71,7 @@ class Subspace(GradientEngine):
         self.optimizer.watch_calibration(watch)
 
     def description(self) -> list[str]:
-        """List what is frozen, each group of weights with its codec and cost, and what has none."""
+        """List frozen weights, compressed ones with codec and cost, and uncompressed ones."""
         choices = choice_lines(codec_choices(self.optimizer))
         return [
             *super().description(),
@@ -84,7 +84,7 @@ class Subspace(GradientEngine):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Return the same as plain values, and the titles of its metrics in a report."""
+        """Return the description as plain values, and titles of metrics for a report."""
         titles = {"subspace.bias_mean": "Estimation bias, mean over weights"}
         fused = fused_summary(self.optimizer)
         bias = fused and self.optimizer.fused_linears.bias.summary()

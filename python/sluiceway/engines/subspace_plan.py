@@ -1,4 +1,4 @@
-"""Predicts what compressed gradients take on each tier and link, and the seconds of a step."""
+"""Predicts memory, traffic and seconds of a step of training through compressed gradients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SubspacePlan(DevicePlan):
 
     @property
     def _refreshed(self) -> bool:
-        """True if projectors are replaced while the run goes on."""
+        """True if projectors are replaced during the run."""
         engine = self._config.engine
         if engine.refresh is not None:
             return engine.refresh.every > 0
@@ -78,7 +78,7 @@ class SubspacePlan(DevicePlan):
     def _codec(
         self, model: nn.Module, selection: Selection, placement: Placement
     ) -> tuple[str, str]:
-        """The codec of the config, with "auto" resolved as the engine will, and the reason."""
+        """The config's codec and the reason for it, with "auto" resolved as the engine does."""
         config, engine = self._config, self._config.engine
         if engine.codec != "auto":
             return engine.codec, AS_CONFIGURED
@@ -106,7 +106,7 @@ class SubspacePlan(DevicePlan):
     def _free(self, model: nn.Module, placement: Placement) -> dict[str, int]:
         """Bytes of each tier that compressed weights may use in a run.
 
-        A card that is not here has enough memory, unless a budget says how much it has.
+        If this machine lacks the card, its memory is assumed to suffice, unless a budget limits it.
         """
         budget = self._config.budget
         free = dict(zip(_TIERS, tier_limits(budget), strict=False))
@@ -122,8 +122,8 @@ class SubspacePlan(DevicePlan):
     def _speculative(self) -> bool:
         """True if moments are kept twice from the start.
 
-        "auto" makes a second copy only if that makes steps shorter and the budget has room, so no
-        run needs it.
+        With "auto" the engine makes a second copy only if it shortens steps and the budget has
+        room, so the plan leaves that copy out.
         """
         schedule = self._config.schedule
         return schedule.norm == "speculative" and schedule.order != "barrier"
@@ -136,7 +136,7 @@ class SubspacePlan(DevicePlan):
         return costs
 
     def _held(self, costs: list[dict[str, Any]]) -> int:
-        """Bytes of gradients that wait for `step()`: those of the weights whose turn it is."""
+        """Bytes of whole gradients that wait for `step()`, one turn of residuals at a time."""
         config = self._config
         if config.train.accumulate == 1 and config.model.autocast != "fp16":
             return 0
@@ -157,7 +157,7 @@ class SubspacePlan(DevicePlan):
         }
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Add cores, projectors and staging to what is trained plainly."""
+        """Add cores, projectors and staging to the bytes of plainly trained weights."""
         tiers = {
             tier: count + sum(cost[f"{tier}_bytes"] for cost in self._costs)
             for tier, count in super().tiers(rehearsal).items()
@@ -169,13 +169,13 @@ class SubspacePlan(DevicePlan):
         return tiers
 
     def links(self) -> dict[str, int]:
-        """Add up every core, each way."""
+        """Add up the bytes of all cores in each direction."""
         return {
             link: sum(cost[f"{link}_bytes"] for cost in self._costs) for link in super().links()
         }
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
-        """Let earlier micro-batches compute alone, and the last one overlap with the lanes."""
+        """Add up earlier micro-batches, and the last one, which overlaps with the lanes."""
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         times = self._times(forward, backward, speeds)
         barriers = {"exact": (True,), "speculative": (False,)}
@@ -218,5 +218,5 @@ class SubspacePlan(DevicePlan):
 
 
 def _shapes(selection: Selection) -> list[tuple[int, ...]]:
-    """Shapes of the weights that go through the codec of the config."""
+    """Shapes of the weights that the config's codec compresses."""
     return [w.shape for w in selection.compressed if not w.identity for _ in w.names]

@@ -1,4 +1,4 @@
-"""Weights on a disk, to look at, to load for evaluation, or to copy for an export."""
+"""Weights on a disk, to inspect, to load for evaluation, or to copy for an export."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CopiedWeights(Protocol):
     size: int
 
     def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
-        """Write them as safetensors, tensor by tensor.
+        """Write the weights as safetensors, tensor by tensor.
 
         Parameters
         ----------
@@ -42,7 +42,7 @@ class CopiedWeights(Protocol):
 
 
 class SavedWeights(CopiedWeights, Protocol):
-    """Weights of a model folder or of a save, checked to be whole.
+    """Weights of a model folder or of a save, checked to be complete.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class WeightFiles:
     Raises
     ------
     sluiceway.errors.IoError, sluiceway.errors.InvalidArgument, sluiceway.errors.Corrupt
-        As `check_model_folder` says.
+        The same errors as `check_model_folder`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,11 +79,11 @@ class WeightFiles:
         return sum(path.stat().st_size for path in self._files)
 
     def load(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-        """Load the model into memory that no longer depends on the files."""
+        """Load the model into memory of its own, so that the files may change."""
         return load_model(self._folder, dtype).to(device)
 
     def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
-        """Copy file by file, with the index that says which file has which tensor."""
+        """Copy file by file, with the index that maps tensors to files."""
         total = sum(copy_weights(path, to / path.name, dtype, advance) for path in self._files)
         index = self._folder / INDEX_FILE
         if not index.exists():

@@ -1,4 +1,4 @@
-"""Descent from losses alone: there is no backward and no gradient."""
+"""The engine that trains from losses alone, without a backward and without gradients."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Zo(ResidentEngine):
     section = ZoSection
 
     def plan(self, model: torch.nn.Module) -> ZoPlan:
-        """Predict what copies of perturbed weights and two forwards take."""
+        """Predict memory, traffic and time of a run."""
         return ZoPlan(self.config, model)
 
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
-        """Open as every engine does."""
+        """Open like every engine."""
         super().open(folder, placement, trace)
         self._loss_of = self.loss_on(self.model, placement)
         self._evaluation_bytes: dict[str, int] = {}
@@ -58,14 +58,14 @@ class Zo(ResidentEngine):
     def loss_on(
         self, model: torch.nn.Module, placement: Placement
     ) -> Callable[[Batch], torch.Tensor]:
-        """Return the model's loss, in f32: rounded to 16 bits it would change by more than g is."""
+        """Return the model's loss in f32, as 16 bits would round away differences of losses."""
         if DTYPES[self.config.model.dtype] is torch.float32:
             return partial(loss_of, model, placement)
         chunked = ChunkedLoss(model)
         return lambda batch: chunked(**inputs_on(placement, batch), use_cache=False)
 
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None, **further: Any) -> ZoSgd:
-        """Make the optimizer over every parameter, of the tier in the config."""
+        """Make the optimizer over every parameter, with the tier of the config."""
         config, placement = self.config, self.placement
         arguments: dict[str, Any] = {
             name: getattr(config.engine, name) for name in ZoOptions.model_fields
@@ -99,10 +99,10 @@ class Zo(ResidentEngine):
         return self._streams and self.config.engine.mode == "log"
 
     def weights_folder(self, folder: Path) -> Path:
-        """Return the folder of the base if weights are streamed: the model of the run's beginning.
+        """Return the folder of the base: if weights are streamed, that is the initial model.
 
-        A save has theta, for evaluation and export, and the log, from which a resume makes theta
-        again. In mode parity a save has the weights and their masters instead.
+        A save has the trained weights, for evaluation and export, and the log of steps, from which
+        a resume recomputes them. In mode parity a save has the weights and their masters instead.
         """
         return Path(self.config.model.path) if self._logs else folder
 
@@ -118,13 +118,13 @@ class Zo(ResidentEngine):
         return super().load_model(folder)
 
     def begin_save(self) -> ParitySave | None:
-        """Begin a save that is written beside steps, in mode parity alone."""
+        """Begin a save that is written while steps run, in mode parity; otherwise return None."""
         if self.config.engine.mode != "parity":
             return None
         return ParitySave(self.model, self.optimizer)
 
     def save(self, folder: Path) -> None:
-        """Save as every engine does; in mode parity weight by weight."""
+        """Save like every engine; in mode parity weight by weight."""
         if (begun := self.begin_save()) is None:
             return super().save(folder)
         with contextlib.closing(begun):
@@ -133,7 +133,7 @@ class Zo(ResidentEngine):
 
     @contextlib.contextmanager
     def weights_of_step(self, save: Path, step: int) -> Iterator[CopiedWeights]:
-        """Make the weights from the base and the log in the save, on the host device."""
+        """Yield weights computed on the host device from the base and the log in the save."""
         if not self._logs:
             what = "mode parity" if self.config.engine.mode == "parity" else "tier device"
             raise InvalidArgument(
@@ -167,7 +167,7 @@ class Zo(ResidentEngine):
         return super().save_model(folder)
 
     def load(self, folder: Path) -> None:
-        """Load as every engine does; keep the config's weight decay, which a resume may change."""
+        """Load like every engine; keep the config's weight decay, which a resume may change."""
         decays = [group["weight_decay"] for group in self.optimizer.param_groups]
         super().load(folder)
         for group, decay in zip(self.optimizer.param_groups, decays, strict=True):
@@ -176,11 +176,11 @@ class Zo(ResidentEngine):
             self.note_run(b"")  # A resume at this step starts from the save, not from the base.
 
     def note_run(self, run: bytes) -> None:
-        """Let a new base of the last step carry `run`."""
+        """Store the bytes `run` in the next new base, if it is made from the last step."""
         self.optimizer.set_run_state(run)
 
     def committed_run(self, save: Path | None) -> bytes | None:
-        """Return what the base carries, if its step is later than that of the save."""
+        """Return the bytes that are stored in the base, if its step is later than the save's."""
         if save is not None:
             saved = read_state(save / OPTIMIZER_FILE)[STATE_KEY]["committed_steps"]
             if self.optimizer.committed_steps <= saved:
@@ -188,12 +188,12 @@ class Zo(ResidentEngine):
         return self.optimizer.run_state() or None
 
     def take_commit(self) -> None:
-        """Do nothing: the optimizer begins with the base."""
+        """Do nothing, as the optimizer has begun with the base, which is the last commit."""
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
         """Measure both losses of every direction and make the step; dropout is off.
 
-        A direction whose loss is not finite is left out, and the step then counts as skipped.
+        A direction whose loss is not finite trains nothing, and the step then counts as skipped.
         """
         self.model.eval()
         with ranges.range("forwards and update"):
@@ -210,11 +210,11 @@ class Zo(ResidentEngine):
 
     @property
     def evaluated_at_once(self) -> int:
-        """Number of batches that one pass of streamed weights serves."""
+        """Number of batches that share one pass over streamed weights."""
         return self.config.engine.evaluated_at_once(self.config)
 
     def losses(self, batches: Sequence[Batch]) -> list[float]:
-        """Evaluate each batch in a closure; all closures use weights that are brought once."""
+        """Evaluate each batch in a closure; the closures share weights that are streamed once."""
         found = [math.nan] * len(batches)
 
         def closure(number: int) -> torch.Tensor:
@@ -229,12 +229,12 @@ class Zo(ResidentEngine):
         return found
 
     def take_evaluation_bytes(self) -> dict[str, int]:
-        """Return the bytes of all evaluations since the last call; empty with tier device."""
+        """Return the bytes that evaluations moved since the last call; empty with tier device."""
         taken, self._evaluation_bytes = self._evaluation_bytes, {}
         return taken
 
     def _losses_of(self, batches: Sequence[Batch]) -> list[Callable[[], torch.Tensor]]:
-        """Make a closure for each micro-batch; their mean is that of the step's learned tokens."""
+        """Make a closure per micro-batch; their mean is the loss over all learned tokens."""
         learned = sum(batch.learned for batch in batches)
 
         def closure(batch: Batch) -> torch.Tensor:
@@ -243,7 +243,7 @@ class Zo(ResidentEngine):
         return [partial(closure, batch) for batch in batches]
 
     def description(self) -> list[str]:
-        """Say what is trained, how it is measured, and where the weights are."""
+        """Say how much is trained, how losses are measured, and where the weights are."""
         engine = self.config.engine
         trained = trained_elements(self.model)
         everything = sum(p.numel() for p in self.model.parameters())
@@ -281,7 +281,7 @@ class Zo(ResidentEngine):
         return f", in {len(blocks.blocks)} blocks of {blocks.name or 'the model'}" if blocks else ""
 
     def summary(self) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the description as plain values."""
         engine, blocks = self.config.engine, self.optimizer.blocks
         figures: dict[str, Any] = {
             "tier": engine.tier,
@@ -296,6 +296,6 @@ class Zo(ResidentEngine):
         return {"zo": figures}
 
     def close(self) -> None:
-        """Close as every engine does; weights on disk stay there, as memory may not hold them."""
+        """Close like every engine, but leave weights on disk, as memory may not hold them."""
         self.optimizer.drop_snapshot()  # All saves have ended, so nothing reads a snapshot.
         self.optimizer.close(theta=not self._on_disk)

@@ -1,4 +1,4 @@
-"""Predicts what descent from losses alone takes: two forwards for each direction."""
+"""Predicts memory, traffic and seconds of a step of training from losses alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DEVICE_PARTS = {
 
 
 class ZoPlan(DevicePlan):
-    """The plan of `kind: zo`, from a forward that holds copies of its blocks or streams them."""
+    """The plan of `kind: zo`, from a forward that holds copies of blocks or streams weights."""
 
     backward = False
     like_native = False
@@ -111,7 +111,7 @@ class ZoPlan(DevicePlan):
         )
 
     def _hiding_tokens(self, speeds: dict[str, Any]) -> float:
-        """Tokens that hide what one direction moves, over the slower of link and disk."""
+        """Tokens per step that hide one direction's traffic over the slower of link and disk."""
         if not self._streams:
             return 0.0
         links = self.links()
@@ -124,7 +124,7 @@ class ZoPlan(DevicePlan):
         )
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """Let the model hold what both halves of a measurement hold beside a plain forward."""
+        """Let the model hold the memory that two perturbed forwards need beside a plain one."""
         config, engine = self._config, self._config.engine
         if DTYPES[config.model.dtype] is not torch.float32:
             rehearse_chunked_loss(model)
@@ -140,7 +140,7 @@ class ZoPlan(DevicePlan):
         return model
 
     def _uncopied(self, model: nn.Module) -> dict[int, nn.Parameter]:
-        """Parameters by id that are read by products to which noise is added."""
+        """Map id(parameter) to parameters that are not copied: noise is added to their products."""
         if self._config.engine.perturb == "weights":
             return {}
         return {
@@ -151,7 +151,7 @@ class ZoPlan(DevicePlan):
 
     @cached_property
     def _ring(self) -> dict[str, int]:
-        """Bytes of the ring for the uses that a rehearsal has seen."""
+        """Bytes of the ring of slots, from the uses of weights that a rehearsal has seen."""
         config, wire = self._config, self._config.engine.narrow_wire
         reads = self._on_disk or wire is not None
         goes_back = self._is_written and not reads
@@ -162,11 +162,11 @@ class ZoPlan(DevicePlan):
         return sizes
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Add masters and factors to the peak of a forward, copies included.
+        """Add masters and factors to the peak of a forward, which includes copies.
 
-        If weights are streamed, count the ring of slots and the weights that stay in place of all
-        of them. The base is in host memory, page-locked for a GPU, or on disk, where it has room
-        for the next base as well. Staging for reads from disk is page-locked.
+        If weights are streamed, count only the ring of slots and the weights that stay on the
+        device. The base is in host memory, which is page-locked for a GPU, or on disk, where the
+        store also has room for the next base. Staging for reads from disk is page-locked.
         """
         if not self._streams:
             return {"device": rehearsal.peak_bytes + self._state_bytes, "host": 0, "pinned": 0}
@@ -185,7 +185,7 @@ class ZoPlan(DevicePlan):
         return {"device": device, "host": host, "pinned": pinned + self._ring["staging"]}
 
     def _device_parts(self, engine: ZoSection) -> dict[str, int]:
-        """Bytes of slots and of what stays; only what waits depends on directions."""
+        """Bytes on the device by purpose; only those of waiting forwards depend on directions."""
         config, uses = self._config, self._uses
         evaluated = engine.evaluated_at_once(config) if config.data.eval else 1
         waiting = max(engine.halves(config), evaluated)
@@ -231,9 +231,9 @@ class ZoPlan(DevicePlan):
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Add up two forwards of every direction and micro-batch, their copies, and the update.
 
-        Streamed weights overlap with what brings them. Replays make later steps longer: the result
-        is the mean over the steps of the run, or over the steps between two new bases, with a
-        share of the time that a new base takes.
+        Transfers of streamed weights overlap with computing. Replays make later steps longer: the
+        result is the mean over the steps of the run, or over the steps between two new bases, and
+        includes a share of the time that a new base takes.
         """
         engine = self._config.engine
         if self._streams and self._has_new_bases(engine):
@@ -250,7 +250,7 @@ class ZoPlan(DevicePlan):
         return self._step_seconds(engine, rehearsal, speeds)
 
     def written_between_steps(self) -> float:
-        """Bytes of new bases, divided by the number of steps."""
+        """Bytes of a new base, divided by the number of steps between two of them."""
         return self.figures.get("consolidation", {}).get("written_per_step", 0)
 
     def chosen(self) -> list[str]:
@@ -263,7 +263,7 @@ class ZoPlan(DevicePlan):
         ]
 
     def notes(self) -> list[str]:
-        """Say what new bases cost, and what the device holds of streamed weights."""
+        """Say what new bases cost, and what takes device memory if weights are streamed."""
         return [*self._consolidation_lines(), *self._ring_lines()]
 
     def _consolidation_lines(self) -> list[str]:
@@ -287,7 +287,7 @@ class ZoPlan(DevicePlan):
 
     @staticmethod
     def _plans_bases(engine: ZoSection, speeds: dict[str, Any]) -> bool:
-        """False if the config sets the steps, or if nobody knows the rate of the drive."""
+        """True if the steps between new bases are auto and the rate of the drive is known."""
         return engine.awaits_base_steps and bool(speeds["disk_gbps"])
 
     def _planned_bases(self, engine: ZoSection, costs: ConsolidationCosts) -> PlannedBases:
@@ -315,7 +315,7 @@ class ZoPlan(DevicePlan):
     def _computing(
         self, engine: ZoSection, rehearsal: Rehearsal, moved: int, speeds: dict[str, Any]
     ) -> float:
-        """Seconds of all forwards of a step, and of moving what they need in device memory."""
+        """Seconds of a step's forwards, and of moving `moved` bytes in device memory."""
         forward, _ = micro_batch_seconds(rehearsal, speeds)
         return engine.halves(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
 

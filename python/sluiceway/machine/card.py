@@ -93,7 +93,7 @@ def _absent(torch: Any, driver: list[str] | None) -> Finding:
 
 
 def _page_locked(core: Any) -> Finding:
-    """Try to lock as much memory for the first GPU as the ring may take."""
+    """Try to page-lock as much memory for the first GPU as a run's staging buffers may take."""
     if core.cuda_device_count() == 0:
         return Finding("page-locked", "none: the compiled module has no GPU to lock memory for")
     size = format_bytes(_LOCKED_BYTES)
@@ -122,7 +122,7 @@ def _has_driver_library() -> bool:
 
 
 def _driver_and_name() -> list[str] | None:
-    """The driver's version and the name of the first GPU; None where nvidia-smi names none."""
+    """The driver's version and the name of the first GPU; None if nvidia-smi lists no GPU."""
     answer = _nvidia_smi("driver_version,name")
     named = answer and len(answer) > 1 and re.fullmatch(r"\d+(\.\d+)+", answer[0])
     return answer if named else None

@@ -1,8 +1,8 @@
 """Device operations beyond tensors that an optimizer needs; no other Python file handles streams.
 
-torch and we enqueue work on the same stream, so the device itself keeps it in order. A gradient
-may therefore be freed as soon as it was handed over, and work that reads a weight after
-`engine.wait()` sees its update, although no thread has waited for the device.
+torch and we enqueue work on the same stream, so the device itself keeps it in order. A gradient may
+therefore be freed as soon as it is handed over, and work that reads a weight after `engine.wait()`
+sees its update, although no thread has waited for the device.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ class DeviceOps(Protocol):
         """Restart the maximum that `peak_bytes` returns."""
 
     def release(self, value: torch.Tensor) -> None:
-        """Keep the memory of `value` from being reused before torch's stream has caught up.
+        """Keep the memory of `value` until torch's stream has done all work enqueued so far.
 
-        Torch's stream then has done all work enqueued so far. Torch itself guarantees that only
-        on the stream that the memory was allocated on.
+        Torch itself guarantees that only for the stream on which the memory was allocated.
         """
 
     def fetch(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -113,7 +112,7 @@ class HostOps:
         return lambda: value
 
     def mark(self) -> float:
-        """Return the present time of the trace's clock: all work is done."""
+        """Return the present time of the trace's clock, as no work is still enqueued."""
         return _core.now_us()
 
     def us_between(self, earlier: float, later: float) -> float:
@@ -151,7 +150,7 @@ class CudaOps:
     def compute(self) -> _core.Stream:
         """Return the calling thread's stream, always the same object for one stream.
 
-        In a backward, autograd makes the forward's stream current.
+        During a backward, autograd makes the stream of the forward current.
         """
         native = _current_native(self._ordinal)
         known = self._known.get(native)

@@ -36,7 +36,7 @@ def first_line(error: BaseException) -> str:
 
 
 def last_words(lines: list[str]) -> str:
-    """Last line that a process printed; after a crash, the crash and its line of Python."""
+    """Last line that a process printed; after a crash, the error and the line of Python."""
     crash = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     if crash is None:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")

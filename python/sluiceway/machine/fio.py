@@ -1,4 +1,4 @@
-"""Disk rates measured with `fio`, the common yardstick, on a file of ours.
+"""Disk rates of a file that we made, measured with `fio`, the common benchmark.
 
 fio allocates its own memory and does not ask for huge pages.
 """

@@ -115,7 +115,7 @@ def enter_placement(config: Config, placement: Placement) -> None:
 
 @contextlib.contextmanager
 def denormals(config: Config, placement: Placement) -> Iterator[None]:
-    """Flush denormal numbers on the host device as the config says, and restore that at the end."""
+    """Flush denormal numbers on the host device if the config says so, until the block ends."""
     if placement.device.type != "cpu":
         yield
         return

@@ -98,7 +98,7 @@ def _meminfo() -> dict[str, int]:
 
 
 def _huge_pages() -> Finding:
-    """Finding on huge pages of 2 MiB: transparent ones, and those that were set aside."""
+    """Finding on huge pages of 2 MiB, both transparent and reserved ones."""
     text = _TRANSPARENT.read_text() if _TRANSPARENT.exists() else ""
     mode = text.partition("[")[2].partition("]")[0] or "none"
     table = _meminfo()

@@ -1,4 +1,4 @@
-"""Best rates that this machine can reach, with which all others are compared."""
+"""Best rates that this machine can reach; benchmarks compare their own rates with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IN_A_ROW = 10
 
 
 def best_seconds_on(device: torch.device, work: Callable[[], object], budget: float = 0.3) -> float:
-    """Time work on a device like `best_seconds`; on a GPU, several calls and a synchronize."""
+    """Time work like `best_seconds`; on a GPU, time several calls up to one synchronize."""
     if device.type != "cuda":
         return best_seconds(work, budget)
 

@@ -47,7 +47,7 @@ def striping_weights(rates: Sequence[float]) -> list[int]:
 
 
 def striped_rate(rates: Sequence[float], weights: Sequence[int]) -> float:
-    """Rate of all drives together if the bytes are shared in proportion to the weights."""
+    """Combined rate of all drives if the bytes are divided in proportion to the weights."""
     return min(rate * sum(weights) / weight for rate, weight in zip(rates, weights, strict=True))
 
 
@@ -65,7 +65,7 @@ def rates_of_disks(places: Sequence[Path], io: str) -> list[float]:
     Raises
     ------
     sluiceway.errors.Error
-        A disk refused a request, or a device holds data of others.
+        A disk refused a request, or a device already holds data.
     """
     by = "auto" if io == "block" else io
     for place in places:
@@ -105,7 +105,7 @@ def weights_of_new(owner: str, drives: Sequence[str], io: str) -> list[int]:
     Raises
     ------
     sluiceway.errors.Error
-        A device holds data of others.
+        A device already holds data.
     """
     paths = [Path(drive) for drive in drives]
     if len(paths) < 2 or any(_is_there(path) for path in paths):

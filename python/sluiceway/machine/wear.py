@@ -1,4 +1,4 @@
-"""Load that training puts on a drive or link: tokens that hide its traffic, TB written per day."""
+"""Load that training puts on a drive or link: TB per day, and the tokens that hide its traffic."""
 
 from __future__ import annotations
 

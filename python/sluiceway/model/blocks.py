@@ -23,10 +23,11 @@ class BlockList:
 
 
 def find_blocks(owner: str, model: nn.Module) -> BlockList:
-    """Choose the module list with which the fewest elements must be held at once.
+    """Choose the module list with which a forward must hold the fewest elements at once.
 
-    Held at once are all parameters outside of the list, and its largest block. In a decoder this
-    chooses the list of layers, not a module around it, and not the experts of one layer.
+    A forward must hold all parameters outside of the list, and one block of it at a time. In a
+    decoder this rule chooses the list of layers, and neither a module around it nor the experts of
+    one layer.
 
     Raises
     ------

@@ -78,7 +78,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def quiet_transformers() -> None:
-    """Keep transformers' progress bars and advice off the terminal; exceptions still pass."""
+    """Keep transformers' progress bars and advice off the terminal, but not its exceptions."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -149,7 +149,7 @@ def _first(error: BaseException) -> str:
 
 
 def context_of(config: dict) -> int | None:
-    """Positions that the model was made for; None if its config does not say."""
+    """Number of positions that the model supports; None if its config does not say."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         if isinstance(config.get(key), int):
             return config[key]

@@ -20,7 +20,7 @@ def grouped_product(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return a tensor in the shape of the product: one matrix per group, unless groups share one.
+    """Return a tensor in the shape of the product, with a matrix per group unless groups share one.
 
     Parameters
     ----------
@@ -40,6 +40,6 @@ def grouped_product(
 
 
 def grouped_flops(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Count operations: every part of a matrix belongs to one group."""
+    """Count operations of a product in which each part of a matrix belongs to one group."""
     groups = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]

@@ -19,8 +19,8 @@ _BESIDE = (
 def first_of_input(weights: Iterable[CompressedWeight]) -> dict[str, str]:
     """Map each weight's name to the name of the first weight with the same input.
 
-    A weight whose input no other weight reads is left out. If weights have such names but read
-    different inputs, results stay correct.
+    A weight whose input no other weight reads is left out. Layers count as having the same input by
+    their names; if their inputs differ after all, results stay correct.
     """
     groups: dict[tuple[str, int, int], list[str]] = {}
     for weight in weights:

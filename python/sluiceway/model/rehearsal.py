@@ -25,7 +25,7 @@ _FLOPS = {**flop_registry, GROUPED_PRODUCT: grouped_flops}
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Bytes on the device, and floating-point operations, for one micro-batch."""
+    """Bytes on the device, and floating-point operations, that one micro-batch needs."""
 
     weight_bytes: int
     after_forward_bytes: int  # Weights and tensors saved for the backward.

@@ -28,9 +28,9 @@ class TensorEntry:
     Parameters
     ----------
     dtype : str
-        The file's own name: F32, BF16, ...
+        The format's name of the type: F32, BF16, ...
     begin : int
-        Bytes from the end of the header.
+        Start of the tensor, in bytes from the end of the header.
     size : int
         Bytes.
     """

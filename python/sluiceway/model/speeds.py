@@ -1,4 +1,4 @@
-"""Rates for the prediction of step times, from the config or else measured on this machine."""
+"""Rates for the prediction of step times, from the config or measured on this machine."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _tflops(
     where: torch.device,
     build: Callable[[int | None], nn.Module],
 ) -> dict[str, Any]:
-    """Rate of a whole forward and backward; in small models products are a small part of it."""
+    """Rate of a whole forward and backward, in which a small model spends little on products."""
     if config.device.tflops:
         return {"tflops": config.device.tflops, "tflops_from": "config"}
     threads = torch.get_num_threads()
@@ -136,9 +136,9 @@ def _one_layer_tflops(
     where: torch.device,
     build: Callable[[int | None], nn.Module],
 ) -> float | None:
-    """Rate of the model with one layer, at most _MEASURED_TOKENS a sequence; None if it is large.
+    """Rate of the model with one layer, on at most _MEASURED_TOKENS tokens; None if unmeasured.
 
-    Also None if the model cannot have one layer alone.
+    It is not measured if that model is large, or if the model cannot have one layer alone.
     """
     try:
         with torch.device("meta"):

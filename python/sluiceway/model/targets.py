@@ -21,9 +21,9 @@ EMBEDDINGS = "embeddings and head"
 
 @dataclass
 class CompressedWeight:
-    """One parameter that goes through the lanes, and the modules whose forward reads it.
+    """One parameter that an engine's lanes train, and the modules whose forward reads it.
 
-    A 3-D parameter, such as experts, is a batch of matrices: each slice is a weight of its own.
+    A 3-D parameter, such as experts, is a batch of matrices, which are trained separately.
     """
 
     name: str
@@ -59,7 +59,7 @@ class CompressedWeight:
         Raises
         ------
         InvalidArgument
-            The rows of its matrices are not contiguous any more.
+            The rows of the parameter's matrices are not contiguous any more.
         """
         if whole.stride(-1) != 1 and whole.shape[-1] > 1:
             raise InvalidArgument(
@@ -154,7 +154,7 @@ def _why_ordinary(
     parameter: nn.Parameter,
     holders: list[tuple[nn.Module, str]],
 ) -> str | None:
-    """Reason why a parameter is trained uncompressed; None if it can be compressed."""
+    """Reason why a parameter has to be trained uncompressed; None if it can be compressed."""
     if parameter.dim() < 2:
         return "vectors"
     if any(isinstance(module, _ConvNd) for module, _ in holders):

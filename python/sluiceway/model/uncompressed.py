@@ -38,7 +38,7 @@ def large_groups(
 
 
 def group_lines(groups: list[dict[str, Any]], where: str = "on the device") -> list[str]:
-    """Format one line per group; `where` says where it is trained."""
+    """Format one line per group; `where` is the place at which the groups are trained."""
     return [
         f"{g['weights']} uncompressed, {where}: {100 * g['share']:.3g} % of trained elements "
         f"({g['why']})"

@@ -35,7 +35,7 @@ def copy_weights(
     dtype : str or None
         Type to convert floating-point tensors to: fp32, bf16 or fp16; None keeps their types.
     advance : callable
-        Called with the number of further bytes of `source` that are done.
+        Called with the number of bytes of `source` that were copied since the last call.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def copy_weights(
 
 
 def _converted_entry(tensor: TensorEntry, dtype: str) -> TensorEntry:
-    """Return the entry with the dtype and size of `dtype`; other than floats are unchanged."""
+    """Return the entry with the dtype and size of `dtype`, if the tensor is of floating point."""
     if tensor.dtype not in _FLOATS:
         return tensor
     size = tensor.size // _FLOATS[tensor.dtype].itemsize * DTYPES[dtype].itemsize
@@ -220,7 +220,7 @@ class StreamedWeights:
 
 
 def saved_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield names and buffers of a model that belong into its weights file."""
+    """Yield names and buffers of a model that belong in its weights file."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

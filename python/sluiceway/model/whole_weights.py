@@ -1,6 +1,7 @@
 """Selects every trainable parameter, whatever its shape, for one engine.
 
-The gradients of some may cross the link compressed: the `compressed` weights without `identity`.
+The gradients of some weights may cross the link compressed: those in `compressed` that do not have
+`identity`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BATCH = "3-D weights"
 
 
 class WholeWeight(CompressedWeight):
-    """One parameter of any shape that goes through the lanes as one row of numbers."""
+    """One parameter of any shape that an engine's lanes train as one row of numbers."""
 
     @property
     def is_batch(self) -> bool:
@@ -69,7 +70,7 @@ def select_whole(
         id() of the parameters to take; all others are left out.
     target : str or sequence of str, optional
         Matrices whose gradients may cross compressed, named as in `select_weights`; none by
-        default. `why_ordinary` has a reason for each of the others.
+        default. `why_ordinary` has a reason for each weight that is not among them.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""The optimizers that people hold."""
+"""The optimizers that users create: one package for each, and the code that they share."""

@@ -1,11 +1,12 @@
-"""Writes and reads saves: a folder that appears complete, whatever happens while it is written.
+"""Writes and reads saves, folders that appear only complete, whatever happens during writing.
 
-A save is written, synced and read back from the disk before it takes the place of the last one,
-which stays beside it as the save before. A kill at any moment leaves one of them whole;
-`base/atomic.py` says how, and `manifest.py` how a save knows its files.
+A save is written, synced and read back from the disk before it takes the place of the last save,
+which stays beside it as the save before. A kill at any moment leaves one of the two complete;
+`base/atomic.py` explains how, and `manifest.py` explains the checksums of a save.
 
-A `RunState` has what a save has beside weights and states. Each commit of an engine's store carries
-one; it has the buffers of the model too, since a store has parameters alone.
+A `RunState` has everything that a save has except weights and states of the optimizer. Each commit
+of an engine's store contains a `RunState`, with the buffers of the model too, since a store has
+only parameters.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SIDE_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken")
 
 @dataclass
 class Position:
-    """Progress of a run; the rest of its state is weights, moments and random generators."""
+    """Progress of a run. Weights, moments and random generators are saved separately."""
 
     step: int = 0
     batch: int = 0  # Micro-batches taken from the data.
@@ -55,14 +56,14 @@ class Position:
 
 
 def publish(target: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, then make it `target` when it reads back as it was written.
+    """Let `write` fill a folder, and make it `target` if it reads back as it was written.
 
     Raises
     ------
     sluiceway.errors.IoError
-        The disk refused; what `target` held before is still there.
+        Writing failed; the previous content of `target` is still there.
     sluiceway.errors.Corrupt
-        The disk gave back other bytes; likewise.
+        The disk returned other bytes than were written; the previous content is still there.
     """
     try:
         publish_folder(target, write, _read_back)
@@ -95,7 +96,7 @@ def save(
     side_files: Path,
     extra: dict[str, Any],
 ) -> None:
-    """Save a run between two steps; `engine.synchronize()` comes before.
+    """Save a run between two steps; call `engine.synchronize()` first.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ def writer_of(
 ) -> Callable[[Path], None]:
     """Return a function that fills the folder of a save with the run as it is now.
 
-    Only `save_engine` may write what is newer.
+    Only `save_engine` may write values that are newer than this call.
     """
     noise, at = _noise(engine), asdict(position)
 
@@ -147,7 +148,7 @@ def load_state(target: Path) -> tuple[Position, dict[str, Any]]:
     Raises
     ------
     sluiceway.errors.Corrupt
-        A file is missing or is not what was written.
+        A file is missing, or differs from the file that was written.
     """
     position, state = read_state_file(target)
     with meter("checking the save", bytes_of(state["files"]), in_bytes=True) as advance:
@@ -174,8 +175,8 @@ def read_state_file(target: Path) -> tuple[Position, dict[str, Any]]:
     plain = found == _WITHOUT_SUMS and all(type(size) is int for size in sums.values())
     if not (plain or (found == _FORMAT and is_sealed(raw))):
         raise Corrupt(
-            f"{path}: its own checksum is not that of its text, expected what was written; the "
-            "save is not usable"
+            f"{path}: its last line is not the checksum of its text, so it was changed; the save "
+            "is not usable"
         )
     return position, state
 
@@ -186,7 +187,7 @@ def has_checksums(state: dict[str, Any]) -> bool:
 
 
 def check_if_save(folder: Path) -> None:
-    """Check the files of a model folder if it is a run's save; others have no checksums."""
+    """Check the files of a model folder if it is a run's save; other folders have no checksums."""
     if (folder / STATE_FILE).is_file() and (folder / RANDOM_FILE).is_file():
         load_state(folder)
 
@@ -229,16 +230,16 @@ def _noise(engine: Engine) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run between two steps that is not the engine's.
+    """The state of a run between two steps, without the state of the engine.
 
     Parameters
     ----------
     position : Position
-        How far it had come.
+        How far the run had come.
     extra : dict
-        Plain values, as a save has them.
+        The plain values that a save keeps beside the position.
     rest : dict
-        Random generators, the scale of the loss, buffers.
+        Random generators, the loss scale, and the model's buffers.
     """
 
     position: Position
@@ -246,7 +247,7 @@ class RunState:
     rest: dict[str, Any]
 
     def put_back(self, engine: Engine) -> None:
-        """Restore the state that the engine does not have itself."""
+        """Restore random generators, loss scale and buffers."""
         _put_noise_back(self.rest["noise"], engine)
         for name, buffer in saved_buffers(engine.model):
             buffer.copy_(self.rest["buffers"][name])
@@ -267,12 +268,12 @@ def packed(position: Position, engine: Engine, extra: dict[str, Any]) -> bytes:
 
 
 def unpacked(run: bytes) -> RunState:
-    """Unpack what `packed` made.
+    """Unpack bytes that `packed` returned.
 
     Raises
     ------
     Corrupt
-        They are other bytes.
+        `packed` did not make these bytes.
     """
     try:
         state = torch.load(io.BytesIO(run), weights_only=True, map_location="cpu")

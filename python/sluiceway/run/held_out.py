@@ -1,4 +1,4 @@
-"""Mean loss of a held-out set: one function for training and for `eval`."""
+"""Computes the mean loss of a held-out set, for training and for `sluiceway eval`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def mean_loss(
     Parameters
     ----------
     micro_batch : int
-        Sequences of one forward.
+        Number of sequences in one forward.
     losses : callable
         Computes the mean loss of each of several batches.
     most : int or None
         Evaluate only the first `most` sequences; None: all.
     advance : callable
-        Called for each batch with the number of its sequences, as soon as its loss is there.
+        Called for each batch with the number of its sequences, as soon as its loss is known.
     at_once : int
         Largest number of batches to give to `losses` in one call.
 

@@ -1,4 +1,4 @@
-"""Finds the last save of a run and checks it; offers the one before if the last is damaged."""
+"""Finds and checks the last save of a run; if it is damaged, suggests the save before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LastSave:
-    """A save that was whole when it was checked.
+    """A save that was complete when it was checked.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ class LastSave:
     position : Position
         How far the run had come.
     state : dict
-        Everything that is kept beside the position.
+        All other values that the save keeps beside the position.
     manifest : bytes
-        All of that as the folder has it.
+        Bytes of the file that holds position and state.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class LastSave:
 
     @property
     def step(self) -> int:
-        """Step after which it was made."""
+        """Step after which the save was made."""
         return self.position.step
 
     @property
@@ -53,16 +53,16 @@ class LastSave:
         return load_config(self.folder.parent / CONFIG_FILE)
 
     def check_unchanged(self) -> None:
-        """Refuse values that may come from two saves, if another save came meanwhile."""
+        """Refuse the save if another one has replaced it, as values read may come from both."""
         if _manifest(self.folder) != self.manifest:
             raise Error(
                 f"{self.folder}: the save of step {self.step} was replaced while it was read, "
-                "expected it to stay; do it again, or wait for the run to end"
+                "expected it to stay; repeat the command, or wait for the run to end"
             )
 
 
 def has_save(run: Path) -> bool:
-    """True if the run was ever saved."""
+    """True if the run has a save."""
     place = RunFolder(run).checkpoint_path
     return place.exists() or older_folder(place).exists()
 
@@ -73,34 +73,34 @@ def tell_changes(before: Config, after: Config) -> None:
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        It would be another run.
+        A change would make it another run.
     """
     for key, (was, now) in changes(before, after).items():
         print(f"sluiceway: {key} was {was}, is now {now}", file=sys.stderr)
 
 
 def last_save(run: Path, previous: bool = False) -> LastSave:
-    """Find the last save of a run and check that its files are whole; changes nothing.
+    """Find the last save of a run and check that its files are complete; changes nothing.
 
     Parameters
     ----------
     previous : bool
-        Find the one before the last.
+        Find the save before the last.
 
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        There is none.
+        There is no such save.
     sluiceway.errors.Corrupt
-        A file of it is not what was written; the text says how to go on.
+        A file of the save differs from the file that was written; the text says how to continue.
     """
     RunFolder.check(run)
     folder = RunFolder(run).checkpoint_path
     older = older_folder(folder)
     if previous and not older.exists():
         raise InvalidArgument(
-            f"--previous: {run} has no save before the last, expected {older.name}/; resume it "
-            "without"
+            f"--previous: {run} has no save before the last, expected {older.name}/; resume "
+            "without --previous"
         )
     if previous or is_half_moved(folder):  # By a kill, or by a run that is saving right now.
         return _checked(older, lambda: _begin_again(run))
@@ -119,8 +119,8 @@ def _checked(folder: Path, way_on: Callable[[], str]) -> LastSave:
     except Corrupt as error:
         if _manifest(folder) != manifest:
             raise Error(
-                f"{folder}: was replaced while it was read, expected it to stay; do it again, or "
-                "wait for the run to end"
+                f"{folder}: was replaced while it was read, expected it to stay; repeat the "
+                "command, or wait for the run to end"
             ) from None
         raise Corrupt(f"{error}; {way_on()}") from None
     if not checkpoint.has_checksums(state):
@@ -140,7 +140,7 @@ def _manifest(folder: Path) -> bytes:
 
 
 def _way_on(run: Path) -> str:
-    """Say how to go on without the last save."""
+    """Say how to continue without the last save."""
     older = older_folder(RunFolder(run).checkpoint_path)
     if not older.exists():
         return f"there is none before it; {_begin_again(run)}"

@@ -34,9 +34,9 @@ _NOTHING = {
 
 
 def learning_rate(train: TrainSection, step: int) -> float:
-    """Learning rate of a step, counted from 0: linear warmup, then the schedule, down to zero.
+    """Learning rate of a step, counted from 0: linear warmup, then the schedule's decay to zero.
 
-    It depends on the step alone, so that a resumed run needs no state of a scheduler.
+    The rate depends on the step alone, so that a resumed run needs no state of a scheduler.
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
@@ -60,21 +60,21 @@ class Saver(Protocol):
 
     @property
     def is_under_way(self) -> bool:
-        """True if a save is written beside the next step."""
+        """True if a save is still being written while the run goes on."""
 
     def begin(self, position: Position) -> None:
-        """Save the run as it stands between two steps; it may be written beside the next ones."""
+        """Save the run as it is between two steps; writing may go on during the next steps."""
 
     def check(self) -> None:
-        """Raise the error of the save under way, if it has one."""
+        """Raise the error of the save that is being written, if it has failed."""
 
     def finish(self) -> None:
-        """Wait for the save under way."""
+        """Wait for the save that is being written."""
 
 
 @dataclass
 class RunContext:
-    """Everything that a run computes with, built once."""
+    """The objects with which a run computes, built once."""
 
     engine: Engine
     placement: Placement
@@ -90,16 +90,16 @@ class RunContext:
 
 
 class Loop:
-    """Makes steps from `position` to the end of the config.
+    """Makes steps from `position` to the last step of the config.
 
     Parameters
     ----------
     watch : Watcher
         Gets a line for every step, and before the first step one with the held-out loss.
     saves : Saver or None
-        Saves the run as it stands between two steps.
+        Saves the run as it is between two steps.
     note : callable or None
-        Called after every step, when the run is in the state from which a resume goes on.
+        Called after every step, when the run is in a state from which a resume can continue.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Loop:
         return (every > 0 and step % every == 0 and step < last) or (at_the_end and step == last)
 
     def _evaluate(self) -> dict[str, Any]:
-        """Return fields of a line: mean held-out loss, in nats, and bytes that crossed for it."""
+        """Return fields of a line: mean held-out loss, in nats, and bytes that evaluation moved."""
         train, context = self._config.train, self._context
         engine = context.engine
         engine.synchronize()

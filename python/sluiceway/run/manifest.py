@@ -1,4 +1,4 @@
-"""Lists the files of a save with length and checksum, in a file that checks itself.
+"""Lists the files of a save with length and checksum, in a file with a checksum of its own.
 
 A manifest is a JSON object with the key `files`, whose last line is the checksum of every byte
 before that line:
@@ -10,8 +10,8 @@ before that line:
      "xxh3": "<32 hex digits>"
     }
 
-Whatever is changed in it, it is no longer what `sealed` would write. The checksums of files are
-those that `xxh128sum` prints.
+`is_sealed` detects any change of such a file. The checksums of files equal those that `xxh128sum`
+prints.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ def check_files(
     Parameters
     ----------
     sums : dict
-        As `sums_of` gives them; a number in place of both is a length alone.
+        In the form that `sums_of` returns; a number in place of a dict is a length without
+        checksum.
     advance : callable
-        Told how many more bytes are read.
+        Called with the number of bytes read since the last call.
 
     Raises
     ------
     sluiceway.errors.Corrupt
-        The first file, with what is and what was expected; or one that cannot be read.
+        A file differs or cannot be read. The text names the first such file, with the value found
+        and the value expected.
     """
     for name, expected in sums.items():
         path = folder / name

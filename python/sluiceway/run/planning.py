@@ -1,7 +1,7 @@
-"""Predicts what a run takes, before any weight is loaded.
+"""Predicts memory, traffic and time of a run, before any weight is loaded.
 
-A plan is made from the model's config.json alone: the model exists on the meta device only, one
-micro-batch of it is rehearsed there, and the rates of the machine are measured or configured.
+A plan is made from the model's config.json alone: the model exists on the meta device only and
+rehearses one micro-batch there, and the rates of the machine are measured or configured.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sluiceway.optim.common.tier_limits import planned_device_limit
 
 
 class Prediction:
-    """The plan of an engine, after it has chosen what the config leaves to it.
+    """The plan of an engine, with values for all keys that the config leaves to the plan.
 
     Attributes
     ----------
     config : Config
-        The run's config, with the threads of this machine: the run may be for another one.
+        The run's config, with at most as many threads as this machine has cores.
     placement : Placement
     model : torch.nn.Module
         Prepared, on the meta device.
@@ -43,7 +43,7 @@ class Prediction:
     speeds : dict
         The rates that `model.speeds` gives.
     process_bytes : int
-        Memory of this process before the rehearsal, which imports more than a run does.
+        Memory of this process before the rehearsal, which imports modules that a run does not need.
     """
 
     def __init__(self, config: Config) -> None:
@@ -84,7 +84,7 @@ class Prediction:
 
 
 def planned(config: Config, folder: Path, quiet: bool) -> Config:
-    """Return the config of a run with what it leaves to the plan; print why, unless `quiet`.
+    """Return the config with the plan's choices filled in; print the reasons, unless `quiet`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Shows progress to people: a live table on a terminal, else a line now and then."""
+"""Shows progress to users: a live table on a terminal, else a line from time to time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _WINDOW = 20  # Steps that rates are averaged over.
 
 
 class Progress:
-    """Follows one run, and prints what it sees.
+    """Prints the progress of one run.
 
     Parameters
     ----------
     title : str
-        Which run this is.
+        Name of the run in the output.
     steps : int
-        Steps in all.
+        Number of steps of the whole run.
     native_seconds : float or None
-        Median step of plain AdamW in the same process, when it was measured.
+        Median seconds of a step of plain AdamW in the same process, if they were measured.
     out : TextIO
         Where to write; a terminal gets the live table.
     """
@@ -85,7 +85,7 @@ class Progress:
             self._show(force=line["step"] == self._steps or line.get("eval_loss") is not None)
 
     def calibrating(self, done: int, wanted: int) -> None:
-        """Note that projectors are being fitted: `done` of `wanted` are."""
+        """Note that `done` of `wanted` projectors have been fitted."""
         now = time.monotonic()
         if not self._fitting:
             self._fitting, self._shown_fit = True, now  # A quick fit is not worth a line.
@@ -108,7 +108,7 @@ class Progress:
             print(f"{self._title}: {text}", file=self._out, flush=True)
 
     def _without_fit(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Return the line of a step without the seconds that no later step takes."""
+        """Return the line of a step without seconds for fitting, which later steps do not need."""
         if not self._fitting:
             return line
         self._fitting = False
@@ -174,7 +174,7 @@ class Progress:
         }
 
     def _disk(self, seconds: float) -> dict[str, str]:
-        """Rates of the disk, bytes written, and bytes written in a day, of a run with a disk."""
+        """The disk's rates, bytes written, and bytes written in a day, if the run uses a disk."""
         if not any(self._disk_bytes.values()):
             return {}
         rates = [

@@ -35,7 +35,7 @@ class Run:
     Parameters
     ----------
     interrupt : Interrupt
-        Entered by the caller, who turns what it raises into an exit code.
+        Entered by the caller, who turns its exceptions into exit codes.
     out : TextIO
         Where progress goes.
     """
@@ -49,20 +49,20 @@ class Run:
         self._out = out
 
     def train(self, inputs: Inputs | None = None) -> dict[str, Any]:
-        """Train from the model to the end; return the summary."""
+        """Train from the initial model to the last step; return the summary."""
         source = Path(self._config.model.path)
         inputs = inputs or read_inputs(self._config, source)
         return self._go(inputs, source, Position(), begins=True)
 
     def resume(self, save: LastSave | None, drops_commits: bool = False) -> dict[str, Any]:
-        """Train from a save of this folder, or a later commit, to the end; return the summary.
+        """Train from a save of this folder or a later commit to the last step; return the summary.
 
         Parameters
         ----------
         save : LastSave or None
             None: the run has no save, and the engine commits steps.
         drops_commits : bool
-            Go on from the save, and drop commits after it.
+            Continue from the save, and drop commits after it.
         """
         if save is None:
             self._check_store()
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def _placed(self) -> Config:
-        """The config, with paths for what lies in the run's folder by default."""
+        """The config, with default paths inside the run's folder."""
         return self._config.engine.in_folder(self._config, self._folder.path)
 
     def _check_steps(self, position: Position, what: str) -> None:
@@ -149,7 +149,7 @@ class Run:
     def _later_commit(
         self, engine: Engine, save: LastSave | None, inputs: Inputs
     ) -> RunState | None:
-        """Read what the engine committed after the save; restore nothing yet."""
+        """Read the state that the engine committed after the save, without restoring it."""
         if not self._config.engine.commits:
             return None
         if (run := engine.committed_run(None if save is None else save.folder)) is None:
@@ -279,7 +279,7 @@ class Run:
             print(f"{title}: {text}", file=self._out, flush=True)
 
     def _native(self, inputs: Inputs) -> dict[str, Any]:
-        """Run plain AdamW over the same data in a folder inside this one; keep it if it is done."""
+        """Run plain AdamW on the same data in a folder inside this one, or use its finished run."""
         path = self._folder.path / COMPARISON
         done = RunFolder(path).read_summary()
         if done is not None and done["status"] == "done":

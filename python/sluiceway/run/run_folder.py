@@ -52,7 +52,7 @@ class RunFolder:
         Raises
         ------
         sluiceway.errors.InvalidArgument
-            Something is there already.
+            The folder is not empty.
         """
         cls.check_new(path)
         folder = cls(path)
@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str | None:
-        """Name of the run in commits to a store; None if it has none."""
+        """Name of the run in commits to a store; None if the run has no name."""
         try:
             return self.identity_path.read_text().strip()
         except FileNotFoundError:
@@ -115,7 +115,7 @@ class RunFolder:
             return False
 
     def _refuse_links(self) -> None:
-        """Refuse symbolic links as saves: each save takes the name of the one before."""
+        """Refuse symbolic links as saves, because each save takes the name of the one before."""
         for path in (self.checkpoint_path, older_folder(self.checkpoint_path)):
             if path.is_symlink():
                 raise InvalidArgument(
@@ -159,7 +159,7 @@ class RunFolder:
             self._metrics.flush()
 
     def sync_metrics(self) -> None:
-        """Make the lines durable, so that a save is never ahead of them."""
+        """Make all lines durable, so that no save is of a later step than the last line on disk."""
         if self._metrics is not None:
             with _refusals(self.metrics_path):
                 os.fsync(self._metrics.fileno())
@@ -177,7 +177,7 @@ class RunFolder:
             raise
 
     def length_until(self, step: int) -> tuple[int, int | None]:
-        """Bytes of the lines up to `step`, and the step of the last of them (None without lines).
+        """Bytes of the lines up to `step`, and the step of the last such line (None without lines).
 
         Neither later lines nor an incomplete last line count.
 

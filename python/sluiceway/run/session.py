@@ -1,4 +1,4 @@
-"""Makes everything that a loop needs from a config; the cheapest checks come first."""
+"""Makes everything that a training loop needs from a config; the cheapest checks come first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Inputs:
 
     @property
     def fingerprint(self) -> str:
-        """A text that changes when the tokens of either part do."""
+        """A text that changes if the tokens of the training set or of the held-out set change."""
         parts = [self.train.fingerprint]
         if self.held_out is not None:
             parts.append(self.held_out.fingerprint)
@@ -44,7 +44,7 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
     Parameters
     ----------
     folder : Path
-        Where the model's files are: the config's model.path, or a save of a run.
+        Folder of the model's files: the config's model.path, or a save of a run.
     """
     shape = engine_of(config).weights(folder).shape
     check_context(shape, str(folder), config.data.sequence_length)
@@ -55,7 +55,7 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
 
 
 def vocabulary_of(shape: dict, tokenizer: Any) -> int:
-    """Number of rows of the embedding, by the model's config.json, else by its tokenizer."""
+    """Number of rows of the embedding from the model's config.json, or else from its tokenizer."""
     size = shape.get("vocab_size")
     return size if isinstance(size, int) else len(tokenizer)
 
@@ -68,14 +68,14 @@ def seed_everything(seed: int) -> None:
 
 
 def open_context(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> RunContext:
-    """Open the engine.
+    """Make the engine and open it.
 
     Parameters
     ----------
     folder : Path
-        Where the weights are: the config's model.path, or a save of a run.
+        Folder of the weights: the config's model.path, or a save of a run.
     trace : Path or None
-        Where the trace goes when the run ends.
+        File to which the trace is written when the run ends.
     """
     placement = inputs.placement
     enter_placement(config, placement)

@@ -6,7 +6,7 @@ reached its end and one of these holds for its last step:
     its loss is not finite, or it was skipped because its gradient is not
     the held-out loss after it is not finite
 
-One skipped step of a run with a loss scale is no divergence: the scale finds its size so.
+A skipped step of a run with a loss scale is no divergence, as skips adjust the scale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WARMUP = 3  # The first steps allocate; they are in no median.
 
 
 def step_figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Times, bytes and peaks of a run, from its lines of metrics."""
+    """Return times, bytes and peaks of a run, computed from its lines of metrics."""
     steps = [line for line in lines if line.get("seconds")]
     if not steps:
         return {}
@@ -65,7 +65,7 @@ class Diverged(Error):  # noqa: N818 - as other errors of the package.
 
 
 def check_converged(lines: list[dict[str, Any]]) -> None:
-    """Refuse to call a run done that has diverged.
+    """Raise Diverged if a run has diverged, so that it is not called done.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def check_converged(lines: list[dict[str, Any]]) -> None:
     Raises
     ------
     Diverged
-        Names the step, and the last one that changed the weights.
+        The text names the step, and the last step that changed the weights.
     """
     steps = [line for line in lines if "skipped" in line]
     if not steps:

@@ -1,4 +1,4 @@
-"""Makes summary.json: the results of a run, and the machine and versions of it."""
+"""Makes summary.json: the results of a run, its machine, and the versions of its software."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def provenance(config: Config) -> dict[str, Any]:
 
 
 def config_hash(config: Config) -> str:
-    """Sixteen hex digits of the resolved config."""
+    """Sixteen hex digits of a hash of the resolved config."""
     text = json.dumps(config.resolved(), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -115,7 +115,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Return the commit of this source, or None outside of a checkout."""
+    """Return the git commit of this source, or None outside of a checkout."""
     here = Path(__file__).resolve().parent
     git = ["git", "-C", str(here)]
     try:

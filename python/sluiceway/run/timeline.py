@@ -1,4 +1,4 @@
-"""Records what the training loop does when, in rows beside those of the engine."""
+"""Records the times of the training loop's activities, in trace rows beside the engine's rows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ROW = "loop"
 
 
 class Timeline:
-    """Named ranges of the thread of the loop.
+    """Named time ranges of the training loop's thread.
 
-    An engine with a trace of its own gets them as they happen and writes the file. For others they
-    are kept in a trace that `write` writes.
+    If the engine has a trace of its own, it gets the ranges as they happen and writes the file.
+    Otherwise this object keeps them, and `write` writes the file.
 
     Parameters
     ----------
     path : Path or None
-        Where `write` puts them; None: nothing is kept.
+        File that `write` writes; None: no ranges are kept.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -35,7 +35,7 @@ class Timeline:
         self._add: Callable[[str, str, float, float], None] = self._trace.add_range
 
     def hand_over(self, recorder: Recorder | None) -> None:
-        """Let the engine record, if it has a trace of its own."""
+        """Pass all further ranges to the engine, if it has a trace of its own."""
         if self._path is not None and recorder is not None:
             self._add = recorder.add_trace_range
             self._path = None
@@ -48,7 +48,7 @@ class Timeline:
         self.add(_ROW, name, began, _core.now_us())
 
     def add(self, row: str, name: str, began_us: float, ended_us: float) -> None:
-        """Record a range of another row."""
+        """Record a range in any row."""
         self._add(row, name, began_us, ended_us)
 
     def write(self) -> None:
@@ -57,7 +57,7 @@ class Timeline:
         Raises
         ------
         sluiceway.errors.IoError
-            The disk refused.
+            Writing failed.
         """
         if self._path is None:
             return

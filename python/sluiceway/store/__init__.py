@@ -1,1 +1,1 @@
-"""Paths and folders of chunk stores, which keep the disk tier."""
+"""Paths and folders of chunk stores, the files or devices in which the disk tier is kept."""

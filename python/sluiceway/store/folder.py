@@ -1,4 +1,4 @@
-"""Folders of a store on disk: they are checked, made, and removed again after an error."""
+"""Checks and makes the folders of a store on disk, and removes them again after an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway.store.drives import drive_path, drives_of_folder
 
 @contextmanager
 def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator[list[str]]:
-    """Yield the paths of a store's drives, for the block that opens or makes it; none for host.
+    """Yield the paths of a store's drives to a block that opens or makes it; none with tier host.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
     tier, io : str
         The options of these names.
     paths : sequence of str
-        One for each drive.
+        One path for each drive.
 
     Raises
     ------
@@ -33,8 +33,8 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
         A path is given for tier host, or none for tier disk; a path is given twice; some folders
         hold drives and others do not.
     IoError
-        A folder cannot be made, or a path is not a folder. After any error, folders that were
-        made here are removed.
+        A folder cannot be made, or a path is not a folder. After any error, this call removes the
+        folders that it made.
     """
     if tier == "host":
         if paths:

@@ -120,8 +120,8 @@ def test_an_nvidia_smi_that_names_no_card_is_one_line_with_what_it_says(machine,
     smi = machine.tools / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\n{script}\n")
     smi.chmod(0o755)
-    reason = f"nvidia-smi names no card, it says: {said}"
-    assert machine.decide() == ({}, f"cuda: built for the host device alone: {reason}\n")
+    reason = f"nvidia-smi lists no card; its output is {said}"
+    assert machine.decide() == ({}, f"cuda: built only for the host device: {reason}\n")
     assert not machine.asked.exists()
 
 
@@ -166,8 +166,8 @@ def test_without_a_network_the_host_device_is_built_and_one_line_says_why(machin
     chosen, said = machine.decide(OFFLINE="1")
     assert chosen == {}
     assert said.splitlines()[-1] == (
-        f"cuda: built for the host device alone: nvcc {CUDA} is neither in CUDA_HOME nor on PATH, "
-        "and pip could not install it"
+        f"cuda: built only for the host device: nvcc {CUDA} is neither in CUDA_HOME nor on PATH, "
+        "and pip could not install it; install that CUDA toolkit"
     )
 
 
@@ -183,7 +183,7 @@ def test_a_card_that_cannot_be_used_is_one_line_with_the_reason(machine, row, re
     chosen, said = machine.decide()
     assert chosen == {}
     (line,) = said.splitlines()
-    assert line.startswith(f"cuda: built for the host device alone: {reason}")
+    assert line.startswith(f"cuda: built only for the host device: {reason}")
 
 
 def test_a_driver_that_does_not_know_what_is_asked_is_too_old(machine):

@@ -309,7 +309,7 @@ def test_manifest_cannot_pass_for_one_without_checksums(run, change):
     if "no seal" in change:
         text = text.rpartition(",\n")[0] + "\n}\n"
     path.write_text(text)
-    with pytest.raises(Corrupt, match="its own checksum"):
+    with pytest.raises(Corrupt, match="not the checksum of its text"):
         checkpoint.read_state_file(path.parent)
 
 

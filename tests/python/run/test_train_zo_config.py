@@ -77,7 +77,7 @@ def test_what_makes_no_sense_is_refused_with_its_line(load, lines, words):
 def test_directions_of_low_rank_have_one_base_on_disk(load):
     on_disk = ("engine.tier=disk", "engine.noise=lowrank", "store.path=x", "train.steps=2000")
     assert not load(SMALLEST, *on_disk).engine.has_new_bases
-    with pytest.raises(InvalidArgument, match="consolidate is 7 and noise lowrank"):
+    with pytest.raises(InvalidArgument, match="consolidate is 7, but noise lowrank"):
         load(SMALLEST, *on_disk, "engine.consolidate=7")
 
 

@@ -1,8 +1,9 @@
 """Finds the kinds of engine, and the section of the config for each.
 
-A built-in kind is a file here, `<kind>.py` with `<Kind>Section`, and one in `sluiceway.engines`.
-Others come from installed distributions, each through an entry point of the group
-`sluiceway.engines`: its name is the kind, and what it loads is an Engine that names its section.
+A built-in kind has a file here, `<kind>.py` with `<Kind>Section`, and one in `sluiceway.engines`.
+Other kinds come from installed distributions, each through an entry point of the group
+`sluiceway.engines`: the entry point has the name of the kind, and loads a subclass of Engine, which
+names its section.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _GROUP = "sluiceway.engines"
 
 
 def known_kinds() -> list[str]:
-    """Built-in kinds, the default first, then kinds of other distributions."""
+    """Names of built-in kinds, the default first, then of kinds from other distributions."""
     built_in = sorted(_built_in(), key=lambda kind: (kind != DEFAULT_KIND, kind))
     return [*built_in, *sorted({point.name for point in _registered()} - {*built_in})]
 
@@ -39,7 +40,7 @@ def section_of(kind: Any) -> type[EngineSection]:
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        There is none of that name, two of them, or one that cannot be loaded.
+        No kind has that name, two have it, or its engine cannot be loaded.
     """
     if kind not in known_kinds():
         close = difflib.get_close_matches(str(kind), known_kinds(), n=1)
@@ -58,7 +59,7 @@ def load_registered(kind: str) -> Any:
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        It cannot be loaded, or is no engine of that kind.
+        The engine cannot be loaded, or is not of that kind.
     """
     point = _the_only_one(kind)
     came = f"engine.kind {kind} comes from {_origin(point)} ({point.value})"

@@ -1,4 +1,4 @@
-"""Options of AdamW with its states in a store, and their section of a config."""
+"""Options of AdamW with its states in a store, and the section of a config that has them."""
 
 from __future__ import annotations
 
@@ -26,28 +26,30 @@ class _StateOptions(Options):
     """Options for the place of AdamW's states, and for the gradients on their way there."""
 
     tier: Literal["host", "disk"] = option(
-        "host", "Place of moments and masters: host memory, or disk, which bounds host memory."
+        "host",
+        "Place of moments and masters: host memory, or disk, with which host memory does not "
+        "grow with the model.",
     )
     policy: Literal["auto", "spill", "speculative"] = option(
         "auto",
         "spill writes gradients to the store, and updates once the step is decided. speculative "
-        "updates during the last backward, for which `accumulate` has to be a number, and keeps "
-        "the result beside the last step until step() takes or drops it. It writes no gradient "
-        "to disk, unless `max_norm` or something else may scale gradients: a step that was "
-        "clipped is made again. New weights wait in host memory, within `budget`. The bits are "
-        "the same. auto is spill.",
+        "updates during the last backward, so `accumulate` has to be a number; it keeps the "
+        "result beside the last step until step() accepts or drops it. It writes no gradient to "
+        "disk, unless `max_norm` or something else may scale gradients: a clipped step is then "
+        "made again. New weights wait in host memory, within `budget`. The bits are the same. "
+        "auto is spill.",
         to=["engine"],
     )
     gradients: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
         "Type to which gradients are rounded before they cross the link. auto is the type of "
-        "16-bit parameters, or in a config of autocast, else fp32.",
+        "16-bit parameters, or, in a config, the type of autocast, and otherwise fp32.",
     )
     weights: Literal["resident", "streamed"] = option(
-        "resident", "Place of the model's weights: the device. streamed is not there yet."
+        "resident", "Place of the model's weights: the device. streamed is not available yet."
     )
     state_codec: Literal["fp32", "hilo", "bf16", "8bit"] = option(
-        "fp32", "Format of stored moments and masters. hilo, bf16 and 8bit are not there yet."
+        "fp32", "Format of stored moments and masters. hilo, bf16 and 8bit are not available yet."
     )
 
     @field_validator(*_HERE)
@@ -57,14 +59,14 @@ class _StateOptions(Options):
 
 
 class OffloadOptions(CodecOptions, _StateOptions):
-    """The same options, and those for gradients that cross the link compressed."""
+    """Options of OffloadAdamW: the place of its states, and how gradients cross the link."""
 
     codec: Literal[_CODECS] = option(
         "identity",
-        "identity sends gradients whole: AdamW is as it is. block_random and sparse_random "
-        "compress the gradients of `target` on the device, sum the cores there over all "
-        "backwards of a step, and decompress them on the host, so that AdamW with full moments "
-        "trains with what the core keeps. block_random at a ratio of 1/2 kept 0.959 to 0.978 of "
+        "identity sends gradients whole, for AdamW as usual. block_random and sparse_random "
+        "compress the gradients of `target` on the device, sum the cores there over all backwards "
+        "of a step, and decompress them on the host, so that AdamW with full moments trains with "
+        "the decompressed gradients. block_random at a ratio of 1/2 kept 0.959 to 0.978 of "
         "AdamW's gain (`experiments/offload_codec`); its best learning rate may be twice that of "
         "AdamW. The other codecs learn projectors, and are not there yet.",
         to=["weight"],
@@ -78,14 +80,14 @@ class OffloadOptions(CodecOptions, _StateOptions):
         "auto",
         "Form in which a compressed gradient waits for its update: gradient is the decompressed "
         "one, on disk; core stays on the device, crosses again and is decompressed again by the "
-        "update. auto is the faster form by the rates of the config, else by those of an "
-        "ordinary machine. The bits are the same. A speculative update needs neither.",
+        "update. auto is the faster form, computed from the rates in the config or those of an "
+        "ordinary machine. Both give the same bits. With policy speculative, no gradient waits.",
         to=["weight"],
     )
     redraw: Natural = option(
         0,
-        "Steps between new projectors, drawn from the seed and the number of the step; 0: never, "
-        "which kept most of AdamW's gain.",
+        "Steps between new projectors, drawn from the seed and the number of the step; 0, which "
+        "kept the largest share of AdamW's gain, draws no new ones.",
         to=["weight"],
         in_state=True,
     )
@@ -96,7 +98,7 @@ class OffloadOptions(CodecOptions, _StateOptions):
         if codec in LEARNED:
             raise Unavailable(
                 f"codec: {codec} is not in this version of the engine offload, as it learns its "
-                f"projectors; it has identity, {' and '.join(_DRAWN)}; take block_random"
+                f"projectors; offload has identity, {' and '.join(_DRAWN)}; take block_random"
             )
         return codec
 
@@ -117,12 +119,12 @@ class OffloadOptions(CodecOptions, _StateOptions):
 
 
 class OffloadSection(OffloadOptions, TieredSection):
-    """The section of a config with these options."""
+    """The section `engine` of a config with `kind: offload`."""
 
     kind: Literal["offload"] = "offload"
     changeable: ClassVar[tuple[str, ...]] = ("spill",)  # Where gradients wait changes no bit.
 
     @property
     def commits(self) -> bool:
-        """True with tier disk."""
+        """True with tier disk, where every step is durable."""
         return self._is_on_disk

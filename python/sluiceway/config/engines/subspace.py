@@ -1,4 +1,4 @@
-"""Options of training through compressed gradients, and their section of a config."""
+"""Options of training through compressed gradients, and the section of a config that has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CODECS = ("auto", *OFFERED)
 
 
 class SubspaceOptions(CodecOptions):
-    """Options for the compression of gradients, and for the part that it leaves."""
+    """Options for the compression of gradients, and for the residual, the part that is left out."""
 
     codec: str = option(
         "auto",
@@ -67,11 +67,11 @@ class SubspaceOptions(CodecOptions):
     )
     weight_rates: Literal["auto", "equal", "rms"] = option(
         "auto",
-        "rms multiplies the learning rate of each compressed weight by its root mean square as "
-        "training begins, divided by the mean of all weights, within 1/4 and 4; weight decay stays "
-        "as it is. equal leaves every weight the rate of its group. auto is rms beside a factored "
-        "residual, for which `experiments/regimes` found a gain with none, block_random and svd, "
-        "else equal.",
+        "rms multiplies the learning rate of each compressed weight by a factor from 1/4 to 4: "
+        "the weight's root mean square when training begins, divided by the mean over all "
+        "weights; weight decay stays as it is. equal leaves every weight the rate of its group. "
+        "auto is rms beside a factored residual, for which `experiments/regimes` found a gain "
+        "with none, block_random and svd, else equal.",
         in_state=True,
     )
     scale: Literal["auto"] | Positive = option(
@@ -83,7 +83,7 @@ class SubspaceOptions(CodecOptions):
     )
     tier: Literal["host", "device", "auto"] = option(
         "host",
-        "Processor of AdamW on the core; with device nothing crosses the link.",
+        "Processor on which AdamW updates cores; with device nothing crosses the link.",
         to=["weight"],
     )
     weight_update: Literal["auto", "stochastic", "residual"] = option(
@@ -98,11 +98,12 @@ class SubspaceOptions(CodecOptions):
     )
     fused: bool = option(
         False,
-        "Linear layers compute cores in backward and form no gradient, as after `fuse_linears()`. "
-        "The codec auto is then block_random, at a ratio of 1/2, and residual auto is none, or "
-        "factored if `residual_every` is 2 or more: a weight then forms its gradient in the steps "
-        "of its residual. `plan` counts the largest step, in which gradients are formed if "
-        "projectors are fitted or measured.",
+        "Linear layers compute cores in backward without forming gradients, as after "
+        "`fuse_linears()`. The codec auto is then block_random, at a ratio of 1/2, and residual "
+        "auto is none, or factored if `residual_every` is 2 or more: a weight then forms its "
+        "gradient in the steps in which its residual trains it. `plan` predicts the step that "
+        "needs the most memory: the one in which projectors are fitted or measured from "
+        "gradients, if there is one.",
     )
     share_inputs: bool = option(
         False,
@@ -123,7 +124,7 @@ class SubspaceOptions(CodecOptions):
 
 
 class SubspaceSection(SubspaceOptions, EngineSection):
-    """The section of a config with these options; codecs for experiments are refused."""
+    """The section `engine` of a config with `kind: subspace`; it refuses codecs for experiments."""
 
     kind: Literal["subspace"] = "subspace"
     # A resume may name what "auto" had come to; another value is refused with the save's codecs.

@@ -1,4 +1,4 @@
-"""Options of training from losses alone, and their section of a config."""
+"""Options of training from losses alone, and the section of a config that has them."""
 
 from __future__ import annotations
 
@@ -26,42 +26,44 @@ class ZoOptions(Options):
 
     tier: Literal["device", "host", "disk"] = option(
         "device",
-        "Place of the weights: device, where each step moves them; host, in host memory, from "
-        "which they are streamed through the device and which is never written to, as each step "
-        "is a record of a log; disk, the same from a store, of which host memory holds what is "
-        "on its way.",
+        "Place of the weights. device: each step updates them there. host: they are in host "
+        "memory and streamed through the device; steps do not write them but add records to a "
+        "log. disk: the same from a store, of which host memory holds what is on its way.",
         in_state=True,
     )
     mode: Literal["log", "parity"] = option(
         "log",
-        "Form of the steps of streamed weights: log writes records, and never the weights; parity, "
-        "with tier host, writes them into the weights, which cross the link back, or with a narrow "
-        "wire are written by the host.",
+        "How steps are kept if weights are streamed: log writes records to a log, and never the "
+        "weights; parity, with tier host, writes each step into the weights, which then cross the "
+        "link back, or which the host writes if `wire` is narrow.",
         in_state=True,
     )
     master: Literal["fp32", "bf16"] = option(
         "fp32",
-        "Type of the masters of 16-bit weights in mode parity: fp32, of which the weights are "
-        "images; bf16, for weights of bfloat16, which are then rounded at random.",
+        "Type of the masters of 16-bit weights in mode parity: fp32, from which the weights are "
+        "rounded; or bf16, for weights of bfloat16, which are then their own masters and are "
+        "rounded stochastically.",
         in_state=True,
     )
     wire: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = option(
         "auto",
-        "Form in which masters of mode parity cross the link: auto, whole, both ways; bf16, fp16 "
-        "or fp8, as images rounded to nearest, which the host makes of fp32 masters once it has "
-        "written the step before into them, and nothing comes back. fp8 is E4M3 with a power of "
-        "two for each 128 elements.",
+        "Form in which masters of mode parity cross the link. auto: the masters themselves, in "
+        "both directions. bf16, fp16 or fp8: images rounded to nearest; the host writes the "
+        "previous step into the fp32 masters and makes the images, and nothing comes back. fp8 is "
+        "E4M3 with a power of two for each 128 elements.",
         in_state=True,
     )
     consolidate: Literal["auto"] | Count = option(
         "auto",
-        "Steps after which tier disk writes a new base, so that fewer steps are replayed. auto "
-        "in a config is planned as the run begins, by the time of replays and of a new base; "
-        "else it is the most that fits, 1,024 / directions. In your own loop that saves states, "
-        "the new base is made at the next save.",
+        "Steps after which tier disk writes a new base, so that fewer steps are replayed. With "
+        "auto, `sluiceway train` plans the number when the run begins, from the time of replays "
+        "and of a new base; otherwise auto is the largest possible number, 1,024 / directions. In "
+        "your own loop that saves states, the new base is made at the next save.",
     )
     depth: SmallCount = option(
-        2, "Layers that are on their way to the device, with tiers host and disk.", to=["engine"]
+        2,
+        "Layers that are transferred to the device at the same time, with tiers host and disk.",
+        to=["engine"],
     )
     perturb_lanes: SmallCount = option(1, "Streams or threads that perturb layers.", to=["engine"])
     resident: Size = option(
@@ -74,10 +76,10 @@ class ZoOptions(Options):
     )
     directions: Count | Literal["auto"] = option(
         1,
-        "Directions that are measured and averaged in a step. auto in a config is as many as "
-        "hide the crossing of streamed weights, planned as the run begins. Else auto is the "
-        "number in the log, or in the state of mode log, from which the optimizer goes on, and 1 "
-        "for a new one.",
+        "Directions that are measured and averaged in a step. With auto, `sluiceway train` plans "
+        "when the run begins as many as hide the transfer of streamed weights. Otherwise auto is "
+        "the number in the log, or in the state of mode log, from which the optimizer continues, "
+        "and 1 for a new one.",
         to=["engine"],
         in_state=True,
     )
@@ -91,9 +93,9 @@ class ZoOptions(Options):
     period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
     perturb: Literal["weights", "activations"] = option(
         "weights",
-        "Target of noise lowrank with tier device: weights adds it to copies of all weights, "
-        "activations to the outputs of linear layers, whose weights are then not copied. g is the "
-        "same but for its rounding.",
+        "Tensors to which noise lowrank is added with tier device: weights, in copies of all "
+        "weights; or activations, the outputs of linear layers, whose weights are then not "
+        "copied. g is the same except for rounding.",
     )
 
     @property
@@ -103,7 +105,7 @@ class ZoOptions(Options):
 
     @property
     def family(self) -> str:
-        """Distribution of the numbers that noise is made from."""
+        """Distribution of the random numbers from which noise is computed."""
         return "gaussian" if self.noise == "lowrank" else self.drawn
 
     @property
@@ -112,21 +114,21 @@ class ZoOptions(Options):
         return 1 if self.directions == "auto" else self.directions
 
     def with_directions(self, count: int) -> Self:
-        """Return the options with a number of directions."""
+        """Return the options with `count` directions."""
         return self.model_copy(update={"directions": count})
 
     def with_base_steps(self, count: int) -> Self:
-        """Return the options with a number of steps between new bases."""
+        """Return the options with `count` steps between new bases."""
         return self.model_copy(update={"consolidate": count})
 
     @property
     def narrow_wire(self) -> str | None:
-        """Type of the images that cross in place of masters, or None."""
+        """Type of the narrower copies that cross the link in place of masters, or None."""
         return self.wire if self.wire in ("bf16", "fp16", "fp8") else None
 
     @property
     def most_steps(self) -> int:
-        """Largest number of steps whose updates one base takes."""
+        """Largest number of steps that can be replayed on one base."""
         return MOST_UPDATES // self.direction_count
 
     @property
@@ -152,12 +154,12 @@ class ZoOptions(Options):
             )
         if self.master == "bf16" and self.wire != "auto":
             raise ValueError(
-                f"wire is {self.wire} and master bf16, which crosses whole; take wire auto"
+                f"wire is {self.wire}, but a bf16 master crosses the link itself; take wire auto"
             )
         if self.mode == "parity" and self.narrow_wire and self.resident:
             raise ValueError(
-                f"resident is {self.resident} and wire {self.wire}, whose images are new in each "
-                f"step; {_LEAVE_OUT}"
+                f"resident is {self.resident}, but wire {self.wire} sends new images in each step, "
+                f"so that none can stay on the device; {_LEAVE_OUT}"
             )
         if self.noise == "lowrank" and self.mode == "parity":
             raise Unavailable(
@@ -166,8 +168,8 @@ class ZoOptions(Options):
             )
         if self.consolidate != "auto" and self.tier == "disk" and not self.has_new_bases:
             raise ValueError(
-                f"consolidate is {self.consolidate} and noise lowrank, whose updates are summed up "
-                f"beside the base; {_LEAVE_OUT}"
+                f"consolidate is {self.consolidate}, but noise lowrank makes no new bases, as "
+                f"updates are summed up beside the base; {_LEAVE_OUT}"
             )
         for value, needed, names in (
             (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
@@ -185,13 +187,13 @@ class ZoOptions(Options):
 
 
 class ZoSection(ZoOptions, TieredSection):
-    """The section of a config with these options."""
+    """The section `engine` of a config with `kind: zo`."""
 
     kind: Literal["zo"] = "zo"
     eval_batches: Count | None = option(
         None,
-        "Batches of an evaluation that one upload of streamed weights serves. None: as many as a "
-        "step has losses, so that waiting takes no more memory than in a step.",
+        "Evaluation batches that share one upload of streamed weights. None: the number of losses "
+        "in a step, so that waiting batches take no more memory than in a step.",
     )
     changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "perturb", "eval_batches")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
@@ -214,7 +216,7 @@ class ZoSection(ZoOptions, TieredSection):
     def planned(self, plan: dict[str, Any]) -> Self:
         """Return the section with the plan's choices.
 
-        Steps between new bases stay auto if nobody knows the rate of the drive.
+        Steps between new bases stay auto if the rate of the drive is not known.
         """
         found = self
         if self.directions == "auto":
@@ -231,7 +233,7 @@ class ZoSection(ZoOptions, TieredSection):
 
     @property
     def _has_one_base(self) -> bool:
-        """True if one base takes all steps, each of which is replayed."""
+        """True if all steps of the run are replayed on one base."""
         return self.tier == "host" and self.mode == "log" and self.noise != "lowrank"
 
     def halves(self, config: Config) -> int:
@@ -239,13 +241,13 @@ class ZoSection(ZoOptions, TieredSection):
         return 2 * self.direction_count * config.train.accumulate
 
     def evaluated_at_once(self, config: Config) -> int:
-        """Number of batches of an evaluation that one pass serves."""
+        """Number of evaluation batches that share one pass over streamed weights."""
         if self.tier == "device":
             return 1
         return self.eval_batches or self.halves(config)
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
-        """Find keys for a backward, for AdamW, or for autocast."""
+        """Find keys that set up a backward, AdamW or autocast; this engine has none of them."""
         train, model = config.train, config.model
         if self.direction_count > MOST_UPDATES:
             yield (

@@ -1,1 +1,1 @@
-"""Saves of a run of `kind: zo`, and weights that are made from them."""
+"""Saves of a run of `kind: zo`, and the weights computed from them."""

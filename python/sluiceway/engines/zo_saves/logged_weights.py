@@ -1,4 +1,4 @@
-"""Weights of any step since the base, made from the base and the log of a save."""
+"""Weights of any step since the base, computed from the base and the log of a save."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from sluiceway.optim.zo.optimizer import ZoSgd
 
 
 class LoggedWeights:
-    """Weights that are made one after the other as they are written; a `CopiedWeights`.
+    """Weights that are computed one by one as they are written; a `CopiedWeights`.
 
     Parameters
     ----------
     model : torch.nn.Module
         A model of transformers.
     optimizer : ZoSgd
-        An optimizer of tier host or disk in mode log, at the base. `close` closes it.
+        An optimizer of tier host or disk in mode log, whose weights are the base. `close` closes
+        it.
     """
 
     def __init__(self, model: nn.Module, optimizer: ZoSgd) -> None:
@@ -36,12 +37,12 @@ class LoggedWeights:
         )
 
     def go_to(self, step: int, state: dict[str, Any]) -> None:
-        """Move to a step of the line at whose end a state of the optimizer is.
+        """Move to `step`, one of the steps that led to the optimizer's saved `state`.
 
         Raises
         ------
         InvalidArgument
-            The base is of a later step, or the state of an earlier one.
+            `step` is earlier than the base or later than `state`.
         """
         first, last = self._optimizer.base_step, state[STATE_KEY]["committed_steps"]
         if first > last and step != first:
@@ -59,9 +60,9 @@ class LoggedWeights:
             self._optimizer.rollback(step)
 
     def copy(self, to: Path, dtype: str | None, advance: Callable[[int], None]) -> None:
-        """Write one file, as a save of tier disk has."""
+        """Write one file, like the one in a save of tier disk."""
         write_weights(self._model, to, self._optimizer.theta, dtype, advance)
 
     def close(self) -> None:
-        """Close store and log."""
+        """Close the optimizer with its store and log."""
         self._optimizer.close(theta=False)

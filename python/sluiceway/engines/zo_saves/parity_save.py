@@ -1,4 +1,4 @@
-"""Writes a save of mode parity weight by weight, perhaps while steps go on."""
+"""Writes a save of mode parity weight by weight, also while later steps run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway.optim.zo.optimizer import ZoSgd
 
 
 class ParitySave:
-    """A save of the step at which it is made; a `BegunSave`.
+    """A save of the last step before its constructor was called; a `BegunSave`.
 
     Weights are read one after the other. The image of a master is written together with the master,
     so that the master is read once.
@@ -62,9 +62,9 @@ class ParitySave:
                 raise Error(f"{folder}: the state lacks the masters of {missing}")
 
     def finish(self, seconds: float | None = None) -> bool:
-        """Wait until the weights were read."""
+        """Wait, for at most `seconds`, until all weights are read; return True if they are."""
         return self._snapshot.finish(seconds)
 
     def close(self) -> None:
-        """Let steps write to the weights again."""
+        """Stop reading, so that steps may write to all weights again."""
         self._snapshot.close()

@@ -1,4 +1,4 @@
-"""Cross entropy from hidden states and an output matrix, without storing all logits.
+"""Computes cross entropy from hidden states and an output matrix, without storing all logits.
 
     logits = cap tanh((H W^T + b) / cap)      no cap: H W^T + b
     loss   = mean over learned tokens of (ln sum_v exp logits_v - logits_label)
@@ -9,7 +9,7 @@ label's logit if the label is in the slice.
 
 Numerics: products and their sums in f32 for any types of H and W; exponentials and their sum over
           a slice in f32; sums over slices and tokens in f64. autocast does not apply.
-Cost:     2 T V H flop in f32. Holds a few arrays of `slice_elems` f32, and a few of one f64 per
+Cost:     2 T V width flop in f32. Holds a few arrays of `slice_elems` f32, and a few of one f64 per
           token, beside its arguments.
 """
 

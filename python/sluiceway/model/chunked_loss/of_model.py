@@ -41,8 +41,8 @@ class ChunkedLoss:
     Attributes
     ----------
     refusal : str or None
-        Reason why the model computes its own loss. A reason that lies in the treatment of logits
-        is found in the first call.
+        Reason why the model computes its own loss. Only the first call finds a reason that lies in
+        the model's treatment of its logits.
 
     Thread safety: calls in several threads may overlap if only one of them runs at any time, as in
     the two forwards of a zeroth-order step.
@@ -67,7 +67,7 @@ class ChunkedLoss:
         Raises
         ------
         InvalidArgument
-            Labels are missing or not in the vocabulary, or the head ran on other tokens.
+            Labels are missing or not in the vocabulary, or do not fit the tokens of the head.
         """
         labels = inputs.get("labels")
         if labels is None:
@@ -177,7 +177,7 @@ class _Marked(torch.Tensor):
 
 
 def refusal_of(model: nn.Module) -> str | None:
-    """Reason, found without a call, why `ChunkedLoss` cannot compute a model's loss; else None."""
+    """Reason why `ChunkedLoss` cannot compute a model's loss, found without a call; else None."""
     forward = inspect.unwrap(type(model).forward)
     if "loss_function" not in getattr(getattr(forward, "__code__", None), "co_names", ()):
         return "its forward has a loss of its own, without transformers' loss_function"

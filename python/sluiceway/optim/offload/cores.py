@@ -71,7 +71,7 @@ def whole_groups(optimizer: OffloadAdamW, why: dict[str, str]) -> list[dict[str,
     Parameters
     ----------
     why : dict
-        Reasons by name for the weights that the codec cannot have.
+        Reasons by name for the weights whose gradients the codec cannot compress.
     """
     has_core = [one["core_rows"] > 0 for one in optimizer.describe()]
     pairs = list(zip(optimizer.weights, has_core, strict=True))

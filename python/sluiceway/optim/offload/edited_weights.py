@@ -1,4 +1,4 @@
-"""Weights that other code has changed between two steps: training goes on from the new values.
+"""Weights that other code has changed between two steps: training continues from the new values.
 
 The store has an f32 master of each weight, and a step makes the weight from its master. If an
 element no longer equals its rounded master, the master takes the element's value; all other
@@ -74,8 +74,8 @@ class EditedWeights:
         Raises
         ------
         InvalidArgument
-            The store would lose gathered gradients, or a weight has another shape. Names the
-            weight, and changes nothing.
+            The store would lose gathered gradients, or a weight has another shape. The text names
+            the weight. The call changed nothing.
         """
         for number in self._edited():
             state = self._engine.tensor_state(number)

@@ -27,7 +27,7 @@ class HeldEngine:
         object.__setattr__(self, "_engine", engine)
 
     def free(self) -> None:
-        """Drop the engine, which nothing uses any more; idempotent."""
+        """Drop the engine once no code uses it any more; idempotent."""
         object.__setattr__(self, "_engine", None)
 
     def _there(self) -> Any:

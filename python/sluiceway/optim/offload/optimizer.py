@@ -44,17 +44,17 @@ _NO_DISK = {"disk_read": 0, "disk_written": 0}  # A store in memory has drives, 
 class OffloadAdamW(EngineOptimizer):
     """Full AdamW whose moments and f32 masters are in host memory or on disk.
 
-    Gradients leave the device during backward and are rounded to `gradients` on the way. AdamW
-    runs on the host, chunk by chunk, and writes each weight before the module that reads it runs
-    next. This trains every trainable parameter, also embeddings, head, norms and biases. With fp32
+    Gradients leave the device during backward and are rounded to `gradients` on the way. AdamW runs
+    on the host, chunk by chunk, and writes each weight before the module that reads it runs next.
+    This trains every trainable parameter, also embeddings, head, norms and biases. With fp32
     gradients the numbers equal those of torch.optim.AdamW in fp32. With a `codec`, gradients of
     linear layers cross the link as cores S = P^T G Q, and AdamW trains on P S Q^T, decompressed on
-    the host. Moments and masters stay whole. The device sums micro-batches, which then cost
-    neither link nor disk. Gradients of all other parameters, of experts and of matrices below half
-    a chunk cross whole; `uncompressed` lists the groups of these with more than 1 % of all
-    elements. The norm is that of the gradients that AdamW trains on. With tier="disk", `path`
-    holds the states and the gradients on their way, and host memory holds a ring of chunks,
-    however large the model is [MemAscend, arXiv 2505.23254].
+    the host. Moments and masters stay whole. The device adds up the cores of all micro-batches, so
+    that only their sum crosses. Gradients of all other parameters, of experts and of matrices below
+    half a chunk cross whole; `uncompressed` lists the groups of these with more than 1 % of all
+    elements. The gradient norm is computed from the gradients that AdamW trains on. With
+    tier="disk", `path` holds the states and the gradients that wait for the update, and host memory
+    holds a ring of chunks, however large the model is [MemAscend, arXiv 2505.23254].
 
     A step is durable when the first gradient of the next step has come, or when `commit()` or
     `close()` has returned. After a crash at any moment the store holds the last durable step. The
@@ -209,9 +209,9 @@ class OffloadAdamW(EngineOptimizer):
         self.engine.commit()
 
     def set_run_state(self, run: bytes) -> None:
-        """Store `run` in the commit of the last step: a data position, random generators.
+        """Store bytes, such as a data position, in the commit of the last step.
 
-        It becomes durable with the step; the next `step()` begins without one.
+        These bytes become durable with the step; the commit of the next step is without them.
 
         Raises
         ------
@@ -222,14 +222,14 @@ class OffloadAdamW(EngineOptimizer):
         note_run(self, run)
 
     def run_state(self) -> bytes:
-        """Return the bytes that `set_run_state()` stored in the last commit, or no bytes."""
+        """Return the bytes that `set_run_state()` stored in the last commit, or b""."""
         self._check_open()
         return run_of_user(self)
 
     # ---- Calls from the model's hooks ----
 
     def begin_backward(self) -> None:
-        """Begin a backward, from the weights as other code has left them."""
+        """Begin a backward, after taking over weights that other code has changed."""
         super().begin_backward()
         if not self.engine.has_gradient():
             self._edited.take_over()
@@ -304,7 +304,7 @@ class OffloadAdamW(EngineOptimizer):
         return outcome
 
     def _refuse_guessed_clip(self, scaled: float) -> None:
-        """Refuse a scaling by code that has read the placeholder of an unknown norm."""
+        """Refuse a scaling of gradients by code that read a placeholder in place of the norm."""
         if math.isfinite(scaled) and abs(scaled - 1.0) > 1e-6:
             raise InvalidArgument(
                 f"{self._owner}.step: gradients were scaled by {scaled:.6g} after "
@@ -318,7 +318,7 @@ class OffloadAdamW(EngineOptimizer):
         note_run(self)
 
     def stats(self) -> dict[str, Any]:
-        """Return the numbers of the last step: those of every engine, and those of the store."""
+        """Return the numbers of the last step, including the numbers of the store."""
         raw, common = self._clock.raw, super().stats()
         norm = common["grad_norm"]
         names = ("fetch_seconds", "store_seconds", "spill_seconds", "decompress_seconds",
@@ -342,7 +342,7 @@ class OffloadAdamW(EngineOptimizer):
         next `state_dict()`, and grows by a half the first time. Before `resume()` or
         `load_state_dict()` the state names the last step of the store but does not keep it, and
         loading this state back does not resume. So Accelerate may save and load a state before it
-        loads that of a checkpoint.
+        loads the state of a checkpoint.
         """
         self._check_open()
         if self._held and not self._progress.half_loaded:
@@ -357,7 +357,7 @@ class OffloadAdamW(EngineOptimizer):
         return super().state_dict()
 
     def unpinned_state(self) -> dict[str, Any]:
-        """Return `state_dict()` of a commit that lasts only until the next step, unless pinned."""
+        """Return `state_dict()` of a commit that lasts only until the next step unless pinned."""
         self.commit()
         return super().state_dict()
 
@@ -380,7 +380,7 @@ class OffloadAdamW(EngineOptimizer):
             The state is broken, belongs to another store or other parameters, or names a step that
             is gone.
         KeyboardInterrupt
-            Ctrl-C. If loading had begun by then, call `load_state_dict()` again before all else.
+            You pressed Ctrl-C. If loading had begun by then, call `load_state_dict()` again first.
         """
         super().load_state_dict(state_dict)
 

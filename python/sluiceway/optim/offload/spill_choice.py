@@ -31,14 +31,14 @@ _SPARSE_GFLOPS = 18.0
 
 
 class SpillChoice(NamedTuple):
-    """The resolved `spill` and the reason, which is empty if the user chose or without cores."""
+    """The resolved `spill` and its reason; no reason if the user chose, or without cores."""
 
     spill: str
     why: str = ""
 
 
 class Rates(NamedTuple):
-    """Rates in GB/s of a disk, reads and writes together, and of host memory; None is ordinary."""
+    """Rates in GB/s of a disk and of host memory; None means the rate of an ordinary machine."""
 
     disk_gbps: float | None = None
     host_gbps: float | None = None
@@ -90,6 +90,6 @@ def no_room_for_cores() -> SpillChoice:
 
 
 def _flops(options: OffloadOptions, share: float) -> float:
-    """Return the flops of a decompressed element: two products with rows of few nonzeros."""
+    """Return the flops to decompress one element: two products with rows of few nonzeros."""
     nonzeros = share * options.block if options.codec == "block_random" else options.nnz
     return 2 * nonzeros * (1 + share)

@@ -74,7 +74,7 @@ def check_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
     Raises
     ------
     InvalidArgument
-        Names the first difference. The call changed nothing.
+        The text names the first difference. The call changed nothing.
     """
     arguments = state_dict[STATE_KEY].get("arguments", WHOLE)
     check_entries("arguments", arguments, ())
@@ -176,7 +176,7 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
     Corrupt
         `note_run` did not write this line.
     InvalidArgument
-        It was written with another codec. Names the first difference.
+        The line was written with another codec. The text names the first difference.
     """
     try:
         run = json.loads(optimizer.engine.run_state().partition(b"\n")[0])
@@ -193,6 +193,6 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
 
 
 def take_up_run(optimizer: OffloadAdamW, run: dict[str, Any]) -> None:
-    """Adopt the counts that `run_of_commit` returned."""
+    """Continue the optimizer's counts from `run`, a result of `run_of_commit`."""
     optimizer.loss_scale.load(*run["loss_scale"])
     optimizer._progress.skipped_steps = int(run["skipped_steps"])

@@ -62,9 +62,9 @@ def resolve_ratio(codec: str, ratio: float | str) -> float | str:
 
 
 def resolve_residual(options: SubspaceOptions, residual: str) -> str:
-    """Resolve residual="auto" to factored if the codec's residual is a complement of its core.
+    """Resolve residual="auto" to factored if a residual R of the codec has P^T R Q = 0.
 
-    Fused linears form no gradient in most steps, so they need `residual_every` above 1 for it.
+    Fused linears form no gradient in most steps, so they need `residual_every` above 1.
     """
     if residual != "auto":
         return residual
@@ -87,12 +87,12 @@ def resolve_weight_rates(options: SubspaceOptions, weight_rates: str) -> str:
 
 
 def has_orthonormal_columns(codec: str, nnz: int) -> bool:
-    """Return whether P^T P and Q^T Q are the identity; only then the residual has no core in it."""
+    """Return whether P^T P and Q^T Q are the identity, so that a residual R has P^T R Q = 0."""
     return _leaves_complement(codec, nnz)
 
 
 def _leaves_complement(codec: str, nnz: int = 0) -> bool:
-    """Return whether the residual has no core in it; nnz 0 means any number of nonzeros a row.
+    """Return whether a residual R has P^T R Q = 0; nnz 0 means any number of nonzeros a row.
 
     The experiments' baselines have no residual, as published.
     """
@@ -126,7 +126,7 @@ def weight_keywords(
 
 
 def residual_at_once(options: SharedOptions) -> bool:
-    """Return whether residuals may train before `step()`: `accumulate` is set, no loss scale."""
+    """Return whether residuals may train before `step()`: with `accumulate` and no loss scale."""
     return options.accumulate != "auto" and options.loss_scale is None
 
 
@@ -167,7 +167,7 @@ def engine_for(
 
 
 def _refresh_keywords(refresh: RefreshSection | None) -> dict[str, Any]:
-    """Return each value as `refresh_NAME`; without a policy the codec's own interval holds."""
+    """Return each value as `refresh_NAME`; without a policy the codec's own interval applies."""
     names = RefreshSection.model_fields
     values = {f"refresh_{name}": getattr(refresh or Refresh(), name) for name in names}
     return values if refresh else values | {"refresh_every": None}

@@ -64,7 +64,7 @@ class Calibration:
         self._left = left
 
     def due(self) -> bool:
-        """Return whether calibration is due and no gradient is gathered that it would disturb."""
+        """Return whether calibration is due and would not disturb gathered gradients."""
         free = self._closure is not None and not self.running and not self._engine.has_gradient()
         return free and self._engine.calibration_due()
 

@@ -22,7 +22,7 @@ _COSTS = ("device_bytes", "host_bytes", "d2h_bytes", "h2d_bytes")
 
 @dataclass(frozen=True)
 class RunLength:
-    """Figures that codec="auto" decides by, and the options among them that the user gave."""
+    """Figures by which codec="auto" decides, and the names of those that the user gave."""
 
     tokens_per_step: int
     total_steps: int
@@ -30,7 +30,7 @@ class RunLength:
     given: Collection[str] = ("tokens_per_step", "total_steps", "accumulate")
 
     def said(self, option: str, figure: str) -> str:
-        """Return the figure, marked as assumed if the user did not give the option."""
+        """Return `figure`, marked as assumed if the user did not give `option`."""
         return figure if option in self.given else f"{figure} (assumed; say {option}=)"
 
 
@@ -82,7 +82,7 @@ def _run_of(options: SubspaceArguments) -> RunLength:
 
 
 def automatic_reason(choice: _core.AutoCodec, run: RunLength) -> str:
-    """Say why codec="auto" chose its codec."""
+    """Say why codec="auto" made this choice."""
     because = {
         "none": "these weights need no link, as the residual alone trains: ",
         "svd": "such cores were measured to end lower than none: " if choice.pays else "",
@@ -94,7 +94,7 @@ def automatic_reason(choice: _core.AutoCodec, run: RunLength) -> str:
 
 
 def _what_pays(choice: _core.AutoCodec, run: RunLength) -> str:
-    """Say how this run differs from all runs in which a core was measured to pay."""
+    """Say how this run differs from the measured runs in which a core improved the loss."""
     measured = "a core was measured to end lower than none only"
     if run.tokens_per_step < choice.least_tokens:
         tokens = run.said("tokens_per_step", f"a step has {run.tokens_per_step:,} tokens")

@@ -1,4 +1,4 @@
-"""Residuals that train their weights during backward, before `step()`, which cannot undo that."""
+"""Residuals that train weights during backward; a `step()` cannot undo this later."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class EarlyResiduals:
     names : list of str
         Names of the engine's weights.
     accumulate : int or "auto"
-        Backwards per step that the user promised, so that residuals may train early. With "auto"
-        none does.
+        Backwards per step that the user promised, so that residuals may train early. With "auto" no
+        residual trains early.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class EarlyResiduals:
         Raises
         ------
         InvalidArgument
-            Names the first such weight. You can take the step with the values of the backward.
+            The text names the first such weight. You can take the step with the values of the
+            backward.
         """
         if hypers == self._hypers:
             return

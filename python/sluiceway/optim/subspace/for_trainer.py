@@ -93,7 +93,7 @@ class TrainersSubspaceAdamW(SubspaceAdamW):
         settled = {**_told(sys._getframe(1).f_locals.get("self")), **options}
         if "lr" not in settled:
             raise InvalidArgument(
-                "for_trainer: there is no learning rate, as no Trainer calls; pass lr="
+                "for_trainer: there is no learning rate, as the caller is not a Trainer; pass lr="
             )
         if (modules := settled.pop("optim_target_modules", None)) is not None:
             if "target" in options:

@@ -43,9 +43,9 @@ class SubspaceAdamW(EngineOptimizer):
 
     For each compressed weight W (m x n): S = P^T G Q leaves the device during backward, AdamW runs
     on the small core S on the host, and W += -lr scale P D Q^T is applied before the weight's next
-    forward [LSP-Offload, arXiv 2406.10181]. The residual, the part of G that S leaves out, trains
-    W on the device, without a first moment and without crossing the link. codec="auto" gives a
-    weight no core where none was measured to pay. Each slice of a 3-D parameter, for example of
+    forward [LSP-Offload, arXiv 2406.10181]. The residual, the part of G that S leaves out, trains W
+    on the device, without a first moment and without crossing the link. codec="auto" gives a weight
+    a core only where measurements showed a gain. Each slice of a 3-D parameter, for example of
     experts, is such a weight. AdamW on the device trains norms, biases and small weights;
     `uncompressed` lists the groups of them with more than 1 % of all elements, and why. Embeddings
     and head are frozen unless `embeddings="identity"`, or unless you list them in `param_groups`.
@@ -155,7 +155,7 @@ class SubspaceAdamW(EngineOptimizer):
                 self._calibration.run()
 
     def used_again(self, weight: int) -> None:
-        """Let a weight's residual wait for the sum of its gradients, whatever `accumulate` is."""
+        """Let a weight's residual wait for the sum of its gradients, even if `accumulate` is 1."""
         self._hold_residuals(self.engine, self.of_engine.numbers(weight))
 
     def expect_scaled_loss(self) -> None:
@@ -165,7 +165,7 @@ class SubspaceAdamW(EngineOptimizer):
         super().expect_scaled_loss()
 
     def begin_backward(self) -> None:
-        """Begin a backward; with a promise, the engine may update weights while it runs."""
+        """Begin a backward; if `accumulate` is set, the engine may update weights while it runs."""
         self._calibration.begin_backward()
         if self._calibration.running:
             return
@@ -206,7 +206,7 @@ class SubspaceAdamW(EngineOptimizer):
             self._gradients.done(number)
 
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
-        """End a backward, but not a calibration's."""
+        """End a backward; do nothing for the backward of a calibration."""
         if not self._calibration.running:
             super().end_backward(forward_began, backward_began)
 
@@ -214,7 +214,7 @@ class SubspaceAdamW(EngineOptimizer):
         self.engine.end_backward()
 
     def lose_gradient(self, weight: int) -> None:
-        """Remember a lost gradient, but not a calibration's, which trains nothing."""
+        """Remember a lost gradient, except of a calibration, which trains nothing."""
         if not self._calibration.running or self._hooks.backward.elsewhere():
             super().lose_gradient(weight)
 
@@ -276,7 +276,7 @@ class SubspaceAdamW(EngineOptimizer):
         return skipped, norm, clip
 
     def _refuse_zeros_in_part(self, factor: float, own_factors: list[float]) -> None:
-        """Refuse zeros in some gradients only, as a residual would still train its weight."""
+        """Refuse gradients of which some were set to 0, as residuals still train their weights."""
         if factor == 0 or 0.0 not in own_factors:
             return
         for weight, own in zip(self.weights, own_factors, strict=True):
@@ -302,7 +302,7 @@ class SubspaceAdamW(EngineOptimizer):
         self._calibration.watch = watch
 
     def stats(self) -> dict[str, Any]:
-        """Return the numbers of the last step: those of every engine, and those of projectors."""
+        """Return the numbers of the last step, including the numbers of projectors."""
         raw = self._clock.raw
         bias = raw["bias_mean"]  # Measured on gradients; without these, on sampled tokens.
         if bias is None and self.fused_linears is not None:

@@ -8,7 +8,7 @@ from sluiceway.machine.device_ops import DeviceOps, Made
 
 
 class ResidualGradients:
-    """Sums of a step's gradients by weight; each is kept until its last reader is done."""
+    """Sums of a step's gradients by weight, each kept until no code has to read it any more."""
 
     def __init__(self, device: DeviceOps) -> None:
         self._device = device
@@ -32,13 +32,13 @@ class ResidualGradients:
         self.totals.clear()
 
     def lend(self, kept: int) -> None:
-        """Begin to apply a step: keep each sum until `take_back` of its weight."""
+        """Begin to apply a step, and keep each sum until `take_back` is called for its weight."""
         self.kept = kept
         self.lent.update((weight, total.take()) for weight, total in self.totals.items())
         self.totals.clear()
 
     def take_back(self, weight: int) -> None:
-        """Free the sum of a weight whose update is applied, or is waited for by torch's stream."""
+        """Free a weight's sum once its update is applied, or torch's stream waits for it."""
         total = self.lent.pop(weight, None)
         if total is not None:
             self._device.release(total)

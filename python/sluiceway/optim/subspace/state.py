@@ -40,7 +40,7 @@ _WEIGHT_ENTRIES = (
 
 
 def _settled(options: SubspaceArguments, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that a state depends on, with "auto" replaced by its meaning."""
+    """Return the options that a state depends on, with "auto" replaced by the resolved value."""
     return {
         # A state of an earlier version lacks options that were added later.
         **{
@@ -66,12 +66,12 @@ def engine_state(optimizer: SubspaceAdamW) -> dict[str, Any]:
 
 
 def check_engine_state(optimizer: SubspaceAdamW, state_dict: dict[str, Any]) -> None:
-    """Refuse a state of other options, and broken states of weights; changes nothing.
+    """Refuse a state that was saved with other options, and broken states of weights.
 
     Raises
     ------
     InvalidArgument, Corrupt
-        Names all options that differ, and the first broken entry.
+        The text names all options that differ, or the first broken entry. The call changed nothing.
     """
     saved, options = state_dict[STATE_KEY], optimizer.options
     check_entries(f"its {STATE_KEY!r} entry", saved, ("arguments", "codecs", "refresh"))

@@ -20,7 +20,7 @@ _LEAST, _MOST = 0.25, 4.0
 
 @torch.no_grad()
 def weight_factors(matrices: Sequence[torch.Tensor]) -> list[float]:
-    """Return k of each matrix; reads each matrix once."""
+    """Return the factor k of each matrix, which is read once."""
     if not matrices:
         return []
     norms = [torch.linalg.vector_norm(m, dtype=torch.float32) for m in matrices]
@@ -36,7 +36,7 @@ def weight_factors(matrices: Sequence[torch.Tensor]) -> list[float]:
 def with_factors(
     hypers: Iterable[tuple[float, ...]], factors: Sequence[float]
 ) -> list[tuple[float, ...]]:
-    """Apply each weight's k to lr, and 1/k to weight_decay; all other values stay."""
+    """Multiply each weight's lr by its factor and divide its weight_decay by it."""
     return [
         (k * lr, beta1, beta2, eps, decay / k, *more)
         for (lr, beta1, beta2, eps, decay, *more), k in zip(hypers, factors, strict=True)

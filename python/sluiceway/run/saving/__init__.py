@@ -1,1 +1,1 @@
-"""Writes saves, beside steps if the engine can."""
+"""Writes saves, while steps run if the engine supports that."""

@@ -21,10 +21,10 @@ _SECONDS = 1.0  # A wait that takes longer is reported.
 
 
 class Saves:
-    """Writes saves beside steps if the engine can, else between two steps.
+    """Writes saves while steps run if the engine supports that, else between two steps.
 
-    The end of a `with` block waits for the save under way, also after an exception of a step, but
-    not after one such as a second Ctrl-C.
+    The end of a `with` block waits for the save under way, also after an Exception of a step, but
+    not after a KeyboardInterrupt, such as a second Ctrl-C.
 
     Parameters
     ----------
@@ -34,13 +34,13 @@ class Saves:
     side_files : Path
         The model folder, whose tokenizer files are copied.
     extra : dict
-        Plain values that saves have beside the position.
+        Plain values that saves keep beside the position.
     timeline : Timeline
-        Gets a range for each save that was written beside steps.
+        Gets a range for each save that was written while steps ran.
     tell : callable
         Called with the step of a save for which the run waits.
     cpu : int or None
-        Processor of the thread that writes beside steps.
+        Processor of the thread that writes while steps run.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Saves:
 
     @property
     def is_under_way(self) -> bool:
-        """True if a save is written beside steps."""
+        """True if a save was begun that `check` or `finish` has not ended yet."""
         return self._under_way is not None
 
     def begin(self, position: Position) -> None:
-        """Save the run as it stands between two steps, after the save under way has ended.
+        """Save the run as it is between two steps, after the save under way has ended.
 
         Raises
         ------
         sluiceway.errors.IoError, sluiceway.errors.Corrupt
-            Either of them could not be written; the one before it is untouched.
+            The save under way, or this one, could not be written; the save before it is untouched.
         """
         self.finish()
         self._folder.sync_metrics()
@@ -96,7 +96,7 @@ class Saves:
             undo.pop_all()
 
     def complete(self, position: Position) -> None:
-        """Let the last save be of this step, and in its place; raises the errors of `begin`."""
+        """Save this step unless the last save is of it, and wait; raises the errors of `begin`."""
         if self._last != position.step:
             self.begin(position)
         self.finish()
@@ -107,7 +107,7 @@ class Saves:
         Raises
         ------
         sluiceway.errors.IoError, sluiceway.errors.Corrupt
-            It could not be written; the one before it is untouched.
+            The save could not be written; the save before it is untouched.
         """
         if self._under_way is not None:
             self._ended(lambda writing: writing.aside.wait(0))

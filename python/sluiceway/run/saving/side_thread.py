@@ -1,4 +1,4 @@
-"""Runs a function on a thread of its own, and raises its error where somebody waits for it."""
+"""Runs a function on a thread of its own, and raises its error in the thread that waits for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 
 class SideThread:
-    """Runs from its creation on. The end of the process waits for it, so stop it before.
+    """A thread that starts at once. The process cannot end before it, so stop it first.
 
-    A thread that the end of the process cut off within torch's code would abort the process.
+    It is no daemon thread, because ending one within torch's code would abort the process.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ class SideThread:
         Name of the thread.
     run : callable
     cpu : int or None
-        Processor that the thread runs on; None: as its maker.
+        Processor that the thread runs on; None: the processors of the thread that creates it.
     """
 
     def __init__(self, name: str, run: Callable[[], None], cpu: int | None = None) -> None:
@@ -39,11 +39,11 @@ class SideThread:
 
     @property
     def is_running(self) -> bool:
-        """True until it has ended."""
+        """True until the thread has ended."""
         return self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait at most `seconds`; return True if it has ended.
+        """Wait at most `seconds`; return True if the thread has ended.
 
         Raises
         ------

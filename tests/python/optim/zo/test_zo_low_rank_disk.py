@@ -92,7 +92,7 @@ def test_no_number_of_steps_needs_a_new_base(tmp_path) -> None:
 def test_a_new_base_of_what_is_summed_up_is_refused_with_its_option(tmp_path) -> None:
     with pytest.raises(
         sluiceway.InvalidArgument,
-        match=r"consolidate is 5 and noise lowrank, .* summed up beside the base",
+        match=r"consolidate is 5, but noise lowrank makes .* summed up beside the base",
     ):
         disk(decoder(), tmp_path, consolidate=5)
     assert not list(tmp_path.iterdir())

@@ -221,11 +221,11 @@ def test_what_mode_parity_does_not_have_is_refused(tmp_path) -> None:
         ({"path": tmp_path}, "mode is 'parity', which has no log; leave path out"),
         ({"consolidate": 3}, "consolidate is 3, which is for disk alone"),
         ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for parity alone"),
-        ({"wire": "fp8", "resident": 5}, "resident is 5 and wire fp8, whose images are new"),
-        ({"wire": "fp8", "master": "bf16"}, "wire is fp8 and master bf16, which crosses whole"),
+        ({"wire": "fp8", "resident": 5}, "resident is 5, but wire fp8 sends new images"),
+        ({"wire": "fp8", "master": "bf16"}, "wire is fp8, but a bf16 master crosses"),
         ({"wire": "fp8", "noise": "lowrank"}, "lowrank is not in this version for mode parity"),
-        ({"wire": "bf16", "resident": 5}, "resident is 5 and wire bf16, whose images are new"),
-        ({"wire": "bf16", "master": "bf16"}, "wire is bf16 and master bf16, which crosses whole"),
+        ({"wire": "bf16", "resident": 5}, "resident is 5, but wire bf16 sends new images"),
+        ({"wire": "bf16", "master": "bf16"}, "wire is bf16, but a bf16 master crosses"),
     ):
         with pytest.raises((sluiceway.InvalidArgument, sluiceway.Unavailable), match=text):
             sluiceway.ZoSgd(decoder(), **{"mode": "parity", "tier": "host", **given})

@@ -43,7 +43,7 @@ class _FusedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of input and bias; with `create_graph=True` they have graphs."""
+        """Return the gradients of input and bias, which have graphs with `create_graph=True`."""
         kept, weight, sample = ctx.saved_tensors
         of_input, _, of_bias, *_ = ctx.needs_input_grad
         dy = dy.reshape(-1, dy.shape[-1])

@@ -13,7 +13,7 @@ from sluiceway.optim.subspace.fused.rehearsed import fuse_rehearsed
 
 
 class FusedPlan:
-    """Fuses the layers of a rehearsal as a run does in its step of the most memory.
+    """Fuses the layers of a rehearsal as a run does in the step that needs the most memory.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ class FusedWeight(LayerCore):
     # ---- Forward ----
 
     def takes(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
-        """Return whether a forward may do without the weight's gradient, as no code reads it."""
+        """Return whether no code reads the weight's gradient, so that the core is enough."""
         if weight is not self.parameter or not torch.is_grad_enabled() or not weight.requires_grad:
             return False
         # Other hooks need the gradient itself; one hook after the accumulation is our own.
@@ -127,7 +127,7 @@ class FusedWeight(LayerCore):
         return self._optimizer().engine.generation(self._of_engine)
 
     def fill(self, side: str, rows: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
-        """Project rows in the engine, which has the projectors."""
+        """Compute out = rows P, or out = rows Q for side "q", with the engine's projectors."""
         optimizer = self._optimizer()
         compute = optimizer.device.compute()
         optimizer.engine.project(self._of_engine, side, rows, out, scratch, compute)
@@ -217,7 +217,8 @@ class FusedWeight(LayerCore):
     def _hand_over(self, gradient: torch.Tensor | None) -> None:
         """Hand the core over after the weight's last use in this backward.
 
-        The accumulation has a stream of its own, and no gradient for autograd to order it by.
+        This runs on a stream of its own. Autograd orders streams only by gradients, and here is
+        none, so this call orders them itself.
         """
         uses = self._sums.pop(torch_private.running_backward(), None)
         hooks = self._hooks()

@@ -1,4 +1,4 @@
-"""Chooses the layers of a model that compute cores for an optimizer, and says why others do not."""
+"""Chooses the layers of a model that compute cores, and gives reasons against other layers."""
 
 from __future__ import annotations
 
@@ -208,14 +208,14 @@ def why_left(weight: CompressedWeight, codec: str, projects: bool) -> str | None
 def describe_fused(
     weights: int, left: dict[str, str], every: int, residuals: Iterable[str]
 ) -> dict[str, Any]:
-    """Describe fused weights, the others with reasons, and the loss by fusing, as plain values.
+    """Describe fused weights, unfused ones with reasons, and what fusing leaves untrained.
 
     Parameters
     ----------
     weights : int
         Number of fused weights.
     left : dict of str to str
-        Reasons by name, as `FusedLinears.left`.
+        Reasons by name, in the form of `FusedLinears.left`.
     every : int
         Steps between two residuals of a weight.
     residuals : iterable of str
@@ -228,7 +228,7 @@ def describe_fused(
 
 
 def fused_summary(opt: SubspaceAdamW) -> dict[str, Any] | None:
-    """Return `describe_fused` of an optimizer; None if it was not asked to fuse."""
+    """Return `describe_fused` of an optimizer; None if nobody called `fuse_linears`."""
     fused = opt.fused_linears
     if fused is None:
         return None

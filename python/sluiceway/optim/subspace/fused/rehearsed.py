@@ -14,10 +14,10 @@ from sluiceway.optim.subspace.fused.layer_core import LayerCore
 
 
 class RehearsedWeight(LayerCore):
-    """Answers a fused layer in place of its weight when there is no engine."""
+    """Stands in for a `FusedWeight` where there is no engine."""
 
     def takes(self, weight: torch.Tensor, x: torch.Tensor) -> bool:
-        """Return whether a backward may follow this forward, which then leads to a core."""
+        """Return whether the forward records a graph, so that a backward may compute a core."""
         return torch.is_grad_enabled()
 
     def step(self) -> int:
@@ -53,10 +53,10 @@ def fuse_rehearsed(
     Parameters
     ----------
     model : torch.nn.Module
-        Its tensors may lack the storages that would tell two of them apart.
+        Its tensors may share one storage, so that this call does not compare their addresses.
     weights : list of (CompressedWeight, dict)
-        Weights of another model like it that a run fuses and whose gradient the step does not
-        form, each with its `core_rows`, `core_cols` and `project_scratch_elems`.
+        Weights, of an equal model, for which the step computes cores and no gradients, each with
+        its `core_rows`, `core_cols` and `project_scratch_elems`.
     share_inputs : bool
     """
     fused = FusedLinears([weight for weight, _ in weights] if share_inputs else [])

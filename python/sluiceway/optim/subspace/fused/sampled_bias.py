@@ -1,6 +1,6 @@
 """Estimates the relative bias of projectors on gradients that are never formed, from some tokens.
 
-With Y and X of T tokens each and G = Y^T X, for any A with a row a token and B likewise,
+With Y and X of T tokens each and G = Y^T X, for any A and B with one row per token,
 
     |A^T B|^2 = sum over pairs of tokens t, u of (A A^T)_tu (B B^T)_tu
 
@@ -99,7 +99,7 @@ class SampledBias:
         return self._layers - 1
 
     def leave(self) -> None:
-        """Forget all layers, but keep their measurements."""
+        """Forget all layers, but keep the measurements of their bias."""
         self._layers = 0
 
     def drop(self) -> None:
