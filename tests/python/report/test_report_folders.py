@@ -201,6 +201,10 @@ def test_many_long_runs_keep_their_peaks_and_stay_below_two_megabytes(report, tm
         folders.append(write_run(tmp_path / f"run{place}", lines))
     page = report(*folders)
     assert len(page.source.encode()) - len(get_plotlyjs().encode()) < 3 << 20
+    lines = page.figures["Loss over steps, nats per token"]["data"]
+    behind = [line for line in lines if line["hoverinfo"] == "skip"]
+    assert len(behind) == len(lines) - len(behind) == 4
+    assert {line["hovertemplate"] for line in behind} == {""}  # One would show them at the mouse.
     for place, run in enumerate(page.runs.values()):
         assert all(len(curve["value"]) <= 1000 for curve in run["curves"].values())
         loss = run["curves"]["loss"]
