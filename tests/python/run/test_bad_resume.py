@@ -43,7 +43,7 @@ def test_resume_takes_another_way_to_the_disk_and_keeps_what_was_set(
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        (["train.micro_batch=4"], ["resume: train.micro_batch was 2, is now 4; restore what"]),
+        (["train.micro_batch=4"], ["resume: train.micro_batch was 2, is now 4; restore the"]),
         (
             ["train.micro_batch=4", "train.steps=9", "train.seed=7"],
             ["resume: train.micro_batch was 2, is now 4, train.seed was 0, is now 7; restore"],
