@@ -36,8 +36,11 @@ class WeightWatch:
         self._owner, self._selection = owner, selection
         self._compressed = selection.compressed
         self._trained = names = {id(p): name for name, p in selection.trained}
+        compressed = {id(weight.parameter) for weight in self._compressed}
+        # Our hooks go with the tensor inside of a compressed weight; others have none.
         self._made_with = [
-            (name, p, p.dtype, p.device, torch_private.inside(p)) for name, p in selection.trained
+            (name, p, p.dtype, p.device, torch_private.inside(p) if id(p) in compressed else None)
+            for name, p in selection.trained
         ]
         self._held = [
             (names[id(p)], module, local, p)
@@ -49,12 +52,10 @@ class WeightWatch:
 
     def check(self) -> None:
         """Refuse a parameter that was converted, moved or swapped for another tensor."""
-        compressed = {id(weight.parameter) for weight in self._compressed}
         for name, p, dtype, device, inside in self._made_with:
             with torch_private.asking_no_class():
                 same = p.dtype is dtype and p.device == device
-                # Our hooks go with the old tensor; ordinary parameters have none.
-                swapped = torch_private.inside(p) != inside and id(p) in compressed
+                swapped = inside not in (None, torch_private.inside(p))
             if not same:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "
