@@ -141,13 +141,7 @@ def _last_hook(weight: CompressedWeight) -> int | None:
 
 
 def refuse_split_model(owner: str, model: nn.Module) -> None:
-    """Refuse a model that is wrapped or sharded, and a process that is one of several ranks.
-
-    Raises
-    ------
-    Unavailable
-        Names the wrapper, the sharded parameter or the number of ranks.
-    """
+    """Refuse a model that is wrapped or sharded, and a process that is one of several ranks."""
     for name, module in model.named_modules():
         if (wrapper := _wrapper(module)) is not None:
             place = f"the model's {name}" if name else "the model"

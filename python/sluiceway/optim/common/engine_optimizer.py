@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
@@ -158,18 +157,10 @@ class EngineOptimizer(StateHooks, ABC):
     ) -> tuple[bool, float, float]:
         """Enqueue one step of the engine; return whether it was skipped, the norm, the clipping.
 
-        Parameters
-        ----------
-        weights : list of torch.Tensor
-            The engine's weights.
-        factor : float
-            Factor on all gathered gradients: unscaling, times the user's common factor on norms.
-        own_factors : list of float
-            Factor on each weight's gradient in addition to `factor`; empty if all are 1.
-        unscale : float
-            The unscaling in `factor`.
-        squares : float
-            Sum of squares of all unscaled gradients that the engine does not have.
+        `factor` applies to all gathered gradients: `unscale`, times the user's common factor on
+        norms. `own_factors` apply to each weight's gradient in addition; the list is empty if all
+        are 1. `squares` is the sum of squares of all unscaled gradients that the engine does not
+        have.
         """
 
     def _stepped(self) -> None:
@@ -359,7 +350,7 @@ class EngineOptimizer(StateHooks, ABC):
         norm_type: float = 2.0,
         parameters: Iterable[torch.Tensor] | torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Clip gradients by norm like `torch.nn.utils.clip_grad_norm_`, of order 2 or inf.
+        """Clip gradients by norm like `torch.nn.utils.clip_grad_norm_`; return their common norm.
 
         Call it between the last backward of a step and `step()`, once for each group to clip; each
         call sees the effect of the earlier ones. With `GradScaler`, call it after `unscale_()`. The
@@ -375,11 +366,6 @@ class EngineOptimizer(StateHooks, ABC):
         parameters : iterable of torch.Tensor, optional
             Parameters of the model; default is all parameters of the optimizer. Parameters of other
             optimizers have ordinary gradients.
-
-        Returns
-        -------
-        torch.Tensor
-            The common norm of these parameters' gradients before clipping.
         """
         self._check_open()
         order = check_clipping(self._owner, max_norm, norm_type, self.options.max_norm)
@@ -469,6 +455,9 @@ class EngineOptimizer(StateHooks, ABC):
             )
         self._drop_if_removed()
         self.carrier.check_own()
+        if self.carrier.was_unscaled():
+            self._refuse_scaler()
+            self.expect_scaled_loss()
         self._watch.check_hooks()
         self.carrier.check_given(self._progress.given)
 
@@ -477,15 +466,6 @@ class EngineOptimizer(StateHooks, ABC):
         progress = self._progress
         progress.spent = progress.spent or bool(progress.given)
         progress.given, progress.gathered = set(), False
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Return False; torch's GradScaler reads this before it calls `step()`, so we notice it."""
-        asking = sys._getframe(1).f_locals.get("self")
-        if isinstance(asking, torch.amp.GradScaler):
-            self._refuse_scaler()
-            self.expect_scaled_loss()
-        return False
 
     # ---- Checks ----
 

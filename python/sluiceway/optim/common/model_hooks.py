@@ -73,15 +73,8 @@ class ModelHooks:
     The calls of one backward come in this order: `begin_backward`, then `add_gradient` or
     `add_core` for each weight once its gradient exists, then `end_backward` when the backward has
     ended or has raised. As in autograd, gradients count that came before it raised. Backwards come
-    one at a time; forwards of other threads may come meanwhile.
-
-    Parameters
-    ----------
-    sink : EngineOptimizer
-        Has the methods under "Calls from the model's hooks" of that class.
-    model : torch.nn.Module
-    weights : list of CompressedWeight
-        In the order in which the sink counts them.
+    one at a time; forwards of other threads may come meanwhile. The sink has the methods under
+    "Calls from the model's hooks" of EngineOptimizer, and numbers the weights like the list.
     """
 
     def __init__(

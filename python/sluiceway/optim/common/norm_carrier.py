@@ -151,6 +151,10 @@ class NormCarrier:
         """Return whether a norm is left that was neither removed nor zeroed."""
         return any(factor != 0 for factor in self.factors().values())
 
+    def was_unscaled(self) -> bool:
+        """Return whether a GradScaler has unscaled the gradients since `place()`."""
+        return self._generation is not None and self._generation.was_unscaled
+
     def factors(self) -> dict[int, float]:
         """Return by weight the factor on each norm since `place()`."""
         numbers = self.stand()

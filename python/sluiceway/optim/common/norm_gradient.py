@@ -63,6 +63,7 @@ class Generation:
     def __init__(self, cells: torch.Tensor, write: Callable[[Generation], None] | None) -> None:
         self.cells, self.write = cells, write
         self.are_large = False  # The square of a norm leaves the range of float32.
+        self.was_unscaled = False  # By a GradScaler.
 
     def read(self) -> None:
         """Write the norms unless they are written."""
@@ -225,8 +226,10 @@ def _is_factor(value: Any) -> bool:
 
 def _scaled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool) -> Any:
     given = [_scalar(value) for value in _swapped(args, lambda ours: ours.cell)]
-    if getattr(func, "__name__", "").startswith("_amp_"):  # Its tensors of one element keep shapes.
-        given[1:] = args[1:]
+    if getattr(func, "__name__", "").startswith("_amp_"):  # GradScaler's function.
+        given[1:] = args[1:]  # Its tensors of one element keep their shapes.
+        for ours in _of_norms(args):
+            ours.generation.was_unscaled = True
     result = func(*given, **{key: _scalar(value) for key, value in kwargs.items()})
     if in_place:
         return args[0]

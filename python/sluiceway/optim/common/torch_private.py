@@ -1,8 +1,7 @@
 """Every private name of torch that our optimizers lean on, and nothing else.
 
 Each entry says what it is for and what happens without it. All were tried with torch 2.11;
-`make newest` runs the tests with the newest torch. Code outside of this file uses public names, and
-defines one that torch asks for: GradScaler asks an optimizer for `_step_supports_amp_scaling`.
+`make newest` runs the tests with the newest torch. Code outside of this file uses public names.
 """
 
 from __future__ import annotations
