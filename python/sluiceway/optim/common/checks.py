@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,53 +28,41 @@ def refuse_sparse(owner: str, name: str, gradient: torch.Tensor) -> None:
 class WeightWatch:
     """Remembers every trained parameter as it was when the optimizer was made.
 
-    Parameters
-    ----------
-    owner : str
-        The optimizer's name, for errors.
-    model : torch.nn.Module
-    selection : Selection
-        The parameters to train, and the ones left out.
+    Each check raises InvalidArgument with the name of the first parameter that differs. No check
+    waits for an update in flight.
     """
 
     def __init__(self, owner: str, model: nn.Module, selection: Selection) -> None:
-        self._owner = owner
-        self._made_with = [(name, p, p.dtype, p.device) for name, p in selection.trained]
-        self._hooked = [
-            (w.name, w.parameter, torch_private.inside(w.parameter)) for w in selection.compressed
-        ]
-        self._ordinary, self._left_out = selection.ordinary, selection.left_out
+        self._owner, self._selection = owner, selection
+        self._compressed = selection.compressed
         self._trained = names = {id(p): name for name, p in selection.trained}
+        compressed = {id(weight.parameter) for weight in self._compressed}
+        # Our hooks go with the tensor inside of a compressed weight; others have none.
+        self._made_with = [
+            (name, p, p.dtype, p.device, torch_private.inside(p) if id(p) in compressed else None)
+            for name, p in selection.trained
+        ]
         self._held = [
             (names[id(p)], module, local, p)
             for module in model.modules()
             for local, p in torch_private.held_parameters(module).items()
             if id(p) in names
         ]
-        self._compressed = selection.compressed
-        self._last_hooks: list[int] = []
+        self._last_hooks: list[int | None] = []
 
     def check(self) -> None:
-        """Refuse a parameter that was converted, moved or swapped for another tensor.
-
-        Raises
-        ------
-        InvalidArgument
-            Names the first such parameter.
-        """
-        for name, p, dtype, device in self._made_with:
-            with torch_private.asking_no_class():  # These attributes need not wait for an update.
+        """Refuse a parameter that was converted, moved or swapped for another tensor."""
+        for name, p, dtype, device, inside in self._made_with:
+            with torch_private.asking_no_class():
                 same = p.dtype is dtype and p.device == device
+                swapped = inside not in (None, torch_private.inside(p))
             if not same:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "
                     f"{device} as when the optimizer was made; convert or move the model before "
                     "you make the optimizer, or make a new one afterwards"
                 )
-        for name, p, inside in self._hooked:
-            with torch_private.asking_no_class():
-                same = torch_private.inside(p) == inside
-            if not same:  # Our hooks have gone with the old tensor.
+            if swapped:
                 raise InvalidArgument(
                     f"{self._owner}: {name} was swapped for another tensor (torch.utils."
                     "swap_tensors, or set_swap_module_params_on_conversion) after the optimizer "
@@ -83,13 +70,7 @@ class WeightWatch:
                 )
 
     def check_step(self, groups: list[dict[str, Any]]) -> None:
-        """Refuse groups that hold other parameters now, and gradients that AdamW cannot use.
-
-        Raises
-        ------
-        InvalidArgument
-            Names the first such parameter.
-        """
+        """Refuse groups that hold other parameters now, and gradients that AdamW cannot use."""
         for group in groups:
             check_group(f"{self._owner}.step", group)
         held = {id(p) for group in groups for p in group["params"]}
@@ -101,10 +82,10 @@ class WeightWatch:
                 "the parameters of its constructor; set lr and weight_decay of a group to 0 to "
                 "leave it as it is, or make a new optimizer"
             )
-        for name, p in self._ordinary:
+        for name, p in self._selection.ordinary:
             if p.grad is not None:
                 refuse_sparse(f"{self._owner}.step", name, p.grad)
-        for name, p in self._left_out:
+        for name, p in self._selection.left_out:
             if p.requires_grad and p.grad is not None:
                 raise InvalidArgument(
                     f"{self._owner}.step: {name} has a gradient, but was frozen when the optimizer "
@@ -113,20 +94,13 @@ class WeightWatch:
                 )
 
     def check_buffers(self) -> None:
-        """Refuse gradients in a shared buffer, which would be empty after backward.
-
-        Raises
-        ------
-        InvalidArgument
-            Names the first weight.
-        """
+        """Refuse gradients in a shared buffer, which would be empty after backward."""
         for weight in self._compressed:
-            with torch_private.asking_no_class():  # `.grad` need not wait for an update.
+            with torch_private.asking_no_class():
                 gradient = weight.parameter.grad
-            if gradient is None or isinstance(gradient, NormGradient):
+            if gradient is None or isinstance(gradient, NormGradient) or gradient.is_sparse:
                 continue
-            own_bytes = gradient.numel() * gradient.element_size()
-            if gradient.layout is torch.strided and gradient.untyped_storage().nbytes() > own_bytes:
+            if gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size():
                 raise InvalidArgument(
                     f"{self._owner}: .grad of {weight.name} is a part of a larger tensor, but "
                     "backward() takes the gradient of a compressed weight out of it; use such a "
@@ -135,41 +109,25 @@ class WeightWatch:
 
     def note_hooks(self) -> None:
         """Remember the last hook of each compressed weight, which is our own."""
-        self._last_hooks = [self._last_hook(weight) for weight in self._compressed]
+        self._last_hooks = [_last_hook(weight) for weight in self._compressed]
 
     def check_hooks(self) -> None:
-        """Refuse a hook after our own, which would find `.grad` empty.
-
-        Raises
-        ------
-        InvalidArgument
-            Names the first weight.
-        """
+        """Refuse a hook after our own, which would find `.grad` empty."""
         for weight, last in zip(self._compressed, self._last_hooks, strict=True):
-            if self._last_hook(weight) not in (last, None):
+            if _last_hook(weight) not in (last, None):
                 raise InvalidArgument(
                     f"{self._owner}.step: {weight.name} got a post-accumulate hook after the "
                     "optimizer was made, and this hook finds .grad empty; register it before you "
                     "make the optimizer, or use register_hook()"
                 )
 
-    @staticmethod
-    def _last_hook(weight: CompressedWeight) -> int | None:
-        with torch_private.asking_no_class():
-            return next(reversed(torch_private.accumulation_hooks(weight.parameter)), None)
-
     def check_held(self) -> None:
         """Refuse a module that holds another parameter now, which no optimizer trains.
 
-        Call this between steps. Within a step `torch.func.functional_call` may swap parameters.
-
-        Raises
-        ------
-        InvalidArgument
-            Names the first such parameter.
+        Call this between steps: within one, `torch.func.functional_call` may swap parameters.
         """
         for name, module, local, p in self._held:
-            now = torch_private.held_parameters(module).get(local, p)
+            now = torch_private.held_parameters(module).get(local)
             if now is not p and now is not None:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is another parameter now than when the optimizer was "
@@ -177,14 +135,13 @@ class WeightWatch:
                 )
 
 
-def refuse_split_model(owner: str, model: nn.Module) -> None:
-    """Refuse a model that is wrapped or sharded, and a process that is one of several ranks.
+def _last_hook(weight: CompressedWeight) -> int | None:
+    with torch_private.asking_no_class():
+        return next(reversed(torch_private.accumulation_hooks(weight.parameter)), None)
 
-    Raises
-    ------
-    Unavailable
-        Names the wrapper, the sharded parameter or the number of ranks.
-    """
+
+def refuse_split_model(owner: str, model: nn.Module) -> None:
+    """Refuse a model that is wrapped or sharded, and a process that is one of several ranks."""
     for name, module in model.named_modules():
         if (wrapper := _wrapper(module)) is not None:
             place = f"the model's {name}" if name else "the model"
@@ -192,36 +149,18 @@ def refuse_split_model(owner: str, model: nn.Module) -> None:
                 f"{owner}: {place} is wrapped in {wrapper}, but training needs a plain module in "
                 "one process; pass the module inside of it, and train without the wrapper"
             )
+    sharding = sys.modules.get("torch.distributed.tensor")
     for name, parameter in model.named_parameters():
-        if _is_dtensor(parameter):
-            raise _sharded(owner, name)
-    _refuse_ranks(owner)
+        if sharding is not None and isinstance(parameter, sharding.DTensor):
+            raise Unavailable(
+                f"{owner}: {name} is sharded (a DTensor), but training needs whole parameters in "
+                "one process; train without fully_shard() and FSDP"
+            )
+    refuse_split_since(owner, [])
 
 
-def refuse_split_since(owner: str, weights: Iterable[CompressedWeight]) -> None:
-    """Refuse wrappers, shards and ranks that came after the optimizer; nearly free in one process.
-
-    Raises
-    ------
-    Unavailable
-        Names the wrapper, the sharded parameter or the number of ranks.
-    """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    _refuse_ranks(owner)
-    if torch_private.runs_inside_ddp():
-        raise Unavailable(
-            f"{owner}: the model runs inside of DistributedDataParallel, but training needs a "
-            "plain module in one process; train without the wrapper"
-        )
-    for weight in weights:
-        for module in weight.modules:
-            held = torch_private.held_parameters(module).values()
-            if torch_private.is_managed_by_fsdp(module) or any(map(_is_dtensor, held)):
-                raise _sharded(owner, weight.name)
-
-
-def _refuse_ranks(owner: str) -> None:
+def refuse_split_since(owner: str, weights: list[CompressedWeight]) -> None:
+    """Refuse ranks and wrappers that came after the optimizer; nearly free in one process."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     ranks = torch.distributed.get_world_size()
@@ -229,6 +168,11 @@ def _refuse_ranks(owner: str) -> None:
         raise Unavailable(
             f"{owner}: a process group of {ranks} ranks is initialised, but this optimizer does "
             "not average gradients over ranks; start one process, or use torch.optim.AdamW"
+        )
+    if torch_private.is_wrapped(module for weight in weights for module in weight.modules):
+        raise Unavailable(
+            f"{owner}: the model was wrapped in DistributedDataParallel or FSDP after the "
+            "optimizer was made, but training needs a plain module; train without the wrapper"
         )
 
 
@@ -243,15 +187,3 @@ def _wrapper(module: nn.Module) -> str | None:
     if isinstance(module, fsdp.FullyShardedDataParallel):
         return "FullyShardedDataParallel (FSDP1)"
     return "fully_shard (FSDP2)" if isinstance(module, fsdp.FSDPModule) else None
-
-
-def _is_dtensor(parameter: torch.Tensor | None) -> bool:
-    sharding = sys.modules.get("torch.distributed.tensor")
-    return sharding is not None and isinstance(parameter, sharding.DTensor)
-
-
-def _sharded(owner: str, name: str) -> Unavailable:
-    return Unavailable(
-        f"{owner}: {name} is sharded (a DTensor, or managed by FSDP), but training needs whole "
-        "parameters in one process; train without fully_shard() and FSDP"
-    )

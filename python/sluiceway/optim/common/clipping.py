@@ -13,41 +13,26 @@ from sluiceway.optim.common.ordinary import gradient_norms
 from sluiceway.optim.common.parameters import check_number
 
 
-def factor_of_clipping(
-    sizes: dict[int, tuple[float, float]],
+def norm_and_factor(
+    norms: Iterable[float],
     gradients: list[torch.Tensor],
     max_norm: float,
     order: float,
     scale: float,
 ) -> tuple[float, float]:
-    """Return the common norm of some gradients and the factor that clips them.
+    """Return the common norm of some gradients, and the factor that clips them.
 
-    Parameters
-    ----------
-    sizes : dict
-        Norm and largest element of each compressed gradient to clip.
-    gradients : list of torch.Tensor
-        The ordinary gradients to clip.
-    max_norm : float
-    order : float
-        2 or inf.
-    scale : float
-        Undoes the loss scale of all gradients.
+    `norms` has those of compressed gradients, `gradients` are the ordinary ones, and `scale` undoes
+    the loss scale of all.
     """
-    norms = [size[order == math.inf] for _, size in sorted(sizes.items())]
-    norms += gradient_norms(gradients, order).tolist()
-    total = scale * torch.tensor([0.0, *norms], dtype=torch.float64).norm(order).item()
+    found = [0.0, *norms, *gradient_norms(gradients, order).tolist()]
+    total = scale * torch.tensor(found, dtype=torch.float64).norm(order).item()
     # step() skips gradients that are not finite, so their factor does not matter.
     return total, min(1.0, max_norm / (total + 1e-6)) if math.isfinite(total) else 1.0
 
 
 def check_clipping(owner: str, max_norm: Any, norm_type: Any, configured: float | None) -> float:
-    """Refuse a norm that cannot clip; return the order of the norm as a number.
-
-    Raises
-    ------
-    InvalidArgument, Unavailable
-    """
+    """Refuse a norm that cannot clip; return the order of the norm as a number."""
     caller = f"{owner}.clip_grad_norm_"
     check_number(caller, "max_norm", max_norm)
     if configured is not None:

@@ -20,11 +20,8 @@ from sluiceway.optim.common import torch_private
 class CompilationWatch:
     """Notices the first compilation of this process, past or future.
 
-    Parameters
-    ----------
-    noticed : callable
-        A method, held weakly. It is called once: at once if the process has compiled already,
-        otherwise before the first tracing.
+    `noticed`, a method that is held weakly, is called once: at once if the process has compiled
+    already, otherwise before the first tracing.
     """
 
     def __init__(self, noticed: Callable[[], None]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from sluiceway.machine.device_ops import device_ops
 from sluiceway.model.targets import Selection
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.common.checks import WeightWatch, refuse_split_model, refuse_split_since
-from sluiceway.optim.common.clipping import check_clipping, factor_of_clipping, split_parameters
+from sluiceway.optim.common.clipping import check_clipping, norm_and_factor, split_parameters
 from sluiceway.optim.common.compilation import CompilationWatch
 from sluiceway.optim.common.engine_weights import EngineWeights
 from sluiceway.optim.common.in_flight import WeightsInFlight
@@ -37,18 +36,16 @@ from sluiceway.optim.common.parameters import (
     numbered_parameters,
 )
 from sluiceway.optim.common.state import (
+    SLICES,
     STATE_KEY,
     check_frame,
     frame_of,
-    parameter_state,
     plain_state,
     restore_frame,
 )
 from sluiceway.optim.common.states import EngineStates, StateHooks
 from sluiceway.optim.common.step_clock import StepClock
 from sluiceway.optim.common.tier_limits import parameter_bytes
-
-_NEAR_ONE = 1e-6  # A factor that differs from 1 by less counts as 1.
 
 
 @dataclass
@@ -68,15 +65,8 @@ class StepProgress:
 class EngineOptimizer(StateHooks, ABC):
     """Gathers gradients in an engine during backward, and trains the ordinary parameters itself.
 
-    A subclass makes the engine, takes each gradient, and defines its part of the state.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    adam : dict
-        lr, betas, eps and weight_decay.
-    options : SharedOptions
-    param_groups : iterable of dict, optional
+    A subclass makes the engine, takes each gradient, and defines its part of the state. `adam` has
+    lr, betas, eps and weight_decay.
     """
 
     engine: Any
@@ -115,9 +105,7 @@ class EngineOptimizer(StateHooks, ABC):
         self.loss_scale = _loss_scale(options.loss_scale)
         self.device.count_allocations()
         self.engine = self._make_engine(model)
-        self._fixed_groups = False
         super().__init__(groups, adam)
-        self._fixed_groups = True
         self._clock = StepClock(self.engine, self.device, parameter_bytes(model))
         self.engine.enable_trace(options.trace is not None, os.fspath(options.trace or ""))
         self._progress = StepProgress()
@@ -155,10 +143,6 @@ class EngineOptimizer(StateHooks, ABC):
         """Build the engine of `self.of_engine`; the model is not changed yet."""
 
     @abstractmethod
-    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """Take one gradient."""
-
-    @abstractmethod
     def _end_gathering(self) -> None:
         """Tell the engine that it has the last gradient of a backward."""
 
@@ -173,18 +157,10 @@ class EngineOptimizer(StateHooks, ABC):
     ) -> tuple[bool, float, float]:
         """Enqueue one step of the engine; return whether it was skipped, the norm, the clipping.
 
-        Parameters
-        ----------
-        weights : list of torch.Tensor
-            The engine's weights.
-        factor : float
-            Factor on all gathered gradients: unscaling, times the user's common factor on norms.
-        own_factors : list of float
-            Factor on each weight's gradient in addition to `factor`; empty if all are 1.
-        unscale : float
-            The unscaling in `factor`.
-        squares : float
-            Sum of squares of all unscaled gradients that the engine does not have.
+        `factor` applies to all gathered gradients: `unscale`, times the user's common factor on
+        norms. `own_factors` apply to each weight's gradient in addition; the list is empty if all
+        are 1. `squares` is the sum of squares of all unscaled gradients that the engine does not
+        have.
         """
 
     def _stepped(self) -> None:
@@ -221,17 +197,21 @@ class EngineOptimizer(StateHooks, ABC):
     def take_engine_states(self, weight: int, states: list[dict[str, Any]]) -> None:
         """Replace the states of a compressed weight; no update may be in flight."""
         numbers = self.of_engine.numbers(weight)
-        for number, state in zip(numbers, states, strict=True):
-            self.engine.check_weight_state(number, state)
-        for number, state in zip(numbers, states, strict=True):
-            self.engine.load_weight_state(number, state)
+        for act in (self.engine.check_weight_state, self.engine.load_weight_state):
+            for number, state in zip(numbers, states, strict=True):
+                act(number, state)
 
     def _weight_states(self) -> dict[int, dict[str, Any]]:
         """Return the states of the engine's weights by the numbers of their parameters."""
-        return {
-            number: parameter_state(self, index)
-            for number, index in self.numbered_weights().items()
-        }
+        states = {}
+        for number, index in self.numbered_weights().items():
+            found = self.engine_states_of(index)
+            states[number] = {SLICES: found} if self.weights[index].is_batch else found[0]
+        return states
+
+    def _framed(self, state_dict: Any) -> Any:
+        """Convert the state of another optimizer to our format, if this one can load it."""
+        return state_dict
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
@@ -245,10 +225,10 @@ class EngineOptimizer(StateHooks, ABC):
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
         """Restore the states of the engine's weights, and `_own_state`, after the checks."""
 
-    # ---- Calls from the model's hooks: model_hooks.GradientSink ----
+    # ---- Calls from the model's hooks ----
 
     def before_forward(self, training: bool) -> None:
-        """Drop gathered gradients before a forward that trains, if the user set `.grad` to None.
+        """Drop gathered gradients before a forward of the whole model that trains, if removed.
 
         Before other forwards the user may have set them aside to put them back.
         """
@@ -259,11 +239,11 @@ class EngineOptimizer(StateHooks, ABC):
                 self._drop_if_removed()
 
     def wait(self, weight: int) -> None:
-        """Wait until the last update of a weight is applied."""
+        """Wait until the last update of a weight is applied, before a forward reads the weight."""
         self._in_flight.wait(weight)
 
     def used_again(self, weight: int) -> None:
-        """Prepare for several gradients of a weight in one backward."""
+        """Prepare for several gradients of a weight that is used more than once in a step."""
 
     def expect_scaled_loss(self) -> None:
         """Note that gradients are scaled; only `step()` learns the scale."""
@@ -284,27 +264,28 @@ class EngineOptimizer(StateHooks, ABC):
             self.carrier.check_own(earlier_alone=True)
             if self._progress.gathered:
                 self.carrier.check_whole()
-                if self.carrier.removed() or self.carrier.zeroed():
-                    self._drop()  # Zeros stay in `.grad`, as torch's do.
+                if self.carrier.remains():
+                    self.carrier.check_unscaled()
                 else:
-                    self._refuse_scaled()
+                    self._drop()  # Zeros stay in `.grad`, as torch's do.
             self._progress.gathered = False
             self.carrier.remove()
             # A hook runs with gradients enabled only under backward(create_graph=True).
             self._of_graph = torch.is_grad_enabled()
 
-    def _refuse_scaled(self) -> None:
-        """Refuse a scaling before the last backward of a step, which cores cannot follow."""
-        for number, factor in self.carrier.factors().items():
-            if math.isfinite(factor) and abs(factor - 1.0) > _NEAR_ONE:
-                raise InvalidArgument(
-                    f"{self._owner}: the gradient of {self.weights[number].name} was scaled by "
-                    f"{factor:.6g} between two backwards of one step; scale and clip after the "
-                    "last backward, just before step()"
-                )
+    @abstractmethod
+    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
+        """Take the whole gradient of a matrix or a batch of matrices, which no other code holds.
+
+        Rows are contiguous.
+        """
+
+    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """Take a core that a fused layer made in place of a gradient; `whole`: none follows."""
+        raise NotImplementedError
 
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
-        """Put the norms of the gathered gradients into `.grad`."""
+        """Put the norms of the gathered gradients into `.grad`; gets marks of where it began."""
         self._end_gathering()
         with self._hooks.backward.turn():
             self.carrier.place(self._progress.given, self._norms_later(), self._of_graph)
@@ -340,34 +321,27 @@ class EngineOptimizer(StateHooks, ABC):
     def _drop_if_removed(self) -> None:
         # An empty `.grad` is the only trace of model.zero_grad(), and of a step that GradScaler
         # left out.
-        if not self._progress.gathered:
-            return
-        self.carrier.check_whole()
-        if self.carrier.removed():
-            self._drop()
-            self.carrier.forget()
+        if self._progress.gathered:
+            self.carrier.check_whole()
+            if not self.carrier.stand():
+                self._drop()
+                self.carrier.forget()
 
-    def _zero_gathered(self, set_to_none: bool) -> None:
-        progress = self._progress
-        if progress.gathered and not progress.lost and not set_to_none:
-            return  # torch zeroes the norms in place, and the carrier notices that.
-        if progress.gathered or progress.lost or self.engine.has_gradient():
-            self._hooks.backward.forget()  # A running backward begins to gather anew.
-            self._drop()
-        progress.spent = False
-        if set_to_none:
-            self.carrier.forget()
-
-    def _factors(self) -> tuple[float, list[float]]:
-        """Return the common factor of all gradients, and each weight's further factor, if any."""
-        found = self.carrier.factors()
-        shared = max(found.values(), key=abs, default=1.0)
-        if all(factor == shared for factor in found.values()) or not math.isfinite(shared):
-            return shared, []
-        own = [1.0] * len(self.weights)
-        for number, factor in found.items():
-            own[number] = factor / shared
-        return shared, own
+    @torch.compiler.disable
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient, also the gathered ones."""
+        if self._is_open() and not self._in_flight.forked():
+            self._hooks.backward.refuse_elsewhere("zero_grad()")
+            progress = self._progress
+            # Otherwise torch zeroes the norms in place, and the carrier notices that.
+            if set_to_none or progress.lost or not progress.gathered:
+                if progress.gathered or progress.lost or self.engine.has_gradient():
+                    self._hooks.backward.forget()  # A running backward begins to gather anew.
+                    self._drop()
+                progress.spent = False
+                if set_to_none:
+                    self.carrier.forget()
+        super().zero_grad(set_to_none)
 
     @torch.no_grad()
     def clip_grad_norm_(
@@ -376,7 +350,7 @@ class EngineOptimizer(StateHooks, ABC):
         norm_type: float = 2.0,
         parameters: Iterable[torch.Tensor] | torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Clip gradients by norm like `torch.nn.utils.clip_grad_norm_`, of order 2 or inf.
+        """Clip gradients by norm like `torch.nn.utils.clip_grad_norm_`; return their common norm.
 
         Call it between the last backward of a step and `step()`, once for each group to clip; each
         call sees the effect of the earlier ones. With `GradScaler`, call it after `unscale_()`. The
@@ -388,22 +362,10 @@ class EngineOptimizer(StateHooks, ABC):
         ----------
         max_norm : float
         norm_type : float
-            2 or inf.
+            2 or inf; another order raises Unavailable.
         parameters : iterable of torch.Tensor, optional
             Parameters of the model; default is all parameters of the optimizer. Parameters of other
             optimizers have ordinary gradients.
-
-        Returns
-        -------
-        torch.Tensor
-            The common norm of these parameters' gradients before clipping.
-
-        Raises
-        ------
-        InvalidArgument
-            The optimizer was made with a `max_norm`.
-        Unavailable
-            `norm_type` is another order.
         """
         self._check_open()
         order = check_clipping(self._owner, max_norm, norm_type, self.options.max_norm)
@@ -412,18 +374,19 @@ class EngineOptimizer(StateHooks, ABC):
         compressed = [weight.parameter for weight in self.weights]
         chosen, gradients = split_parameters(self._owner, parameters, compressed)
         self._drop_if_removed()
-        sizes = {}
+        norms = {}
         if self._progress.gathered:
             self.carrier.check_own()
             known, factors = self._sizes(), self.carrier.factors()
-            for number in chosen & factors.keys():
-                (squares, largest), factor = known[number], abs(factors[number])
-                sizes[number] = (factor * math.sqrt(squares), factor * largest)
+            for number in sorted(chosen & factors.keys()):
+                squares, largest = known[number]
+                size = largest if order == math.inf else math.sqrt(squares)
+                norms[number] = abs(factors[number]) * size
         scale = 1.0 / self.loss_scale.value
-        total, factor = factor_of_clipping(sizes, gradients, float(max_norm), order, scale)
+        total, factor = norm_and_factor(norms.values(), gradients, float(max_norm), order, scale)
         for gradient in gradients:
             gradient.mul_(factor)
-        self.carrier.scale(dict.fromkeys(sizes, factor))
+        self.carrier.scale(norms, factor)
         return torch.tensor(total)
 
     # ---- A step ----
@@ -434,21 +397,12 @@ class EngineOptimizer(StateHooks, ABC):
         """Enqueue one update of every parameter that has a gradient.
 
         All checks come before anything is enqueued, so you can repeat a step that raised one of
-        their errors.
-
-        Returns
-        -------
-        torch.Tensor or None
-            The loss that `closure` returned.
+        their errors. Returns the loss that `closure` returned.
 
         Raises
         ------
-        InvalidArgument
-            A parameter changed shape, dtype, layout or device, the gradients of only some weights
-            were removed, or the gradients of the last step were not zeroed. The call changed
-            nothing.
-        Unavailable
-            The process has become one of several ranks.
+        InvalidArgument, Unavailable
+            docs/contract.md lists what is refused.
         Error
             A lane of an earlier step failed. Names lane and weight. No later step is possible.
         """
@@ -462,7 +416,7 @@ class EngineOptimizer(StateHooks, ABC):
         self._check_step()
         updates = self._ordinary.updates(self.param_groups, self.state)
         scale = 1.0 / self.loss_scale.value
-        shared, own = self._factors() if self._progress.gathered else (1.0, [])
+        shared, own = self.carrier.split_factors() if self._progress.gathered else (1.0, [])
         squares = self._ordinary.sum_squares() * scale * scale  # This waits for the backward.
         self.carrier.settle()
         # Kept until the next step: lanes write to this storage, even if the user replaces `.data`.
@@ -482,7 +436,9 @@ class EngineOptimizer(StateHooks, ABC):
         self.loss_scale.update(skipped)
         self._stepped()
         self._clock.step(norm)
-        self._land_for_graphs()
+        if self._compilation.check():  # Graphs read weights without waiting.
+            self._in_flight.synchronize()
+            self.before_forward(True)  # The model's hook may be inside of a graph and not run.
         return loss
 
     def _check_step(self) -> None:
@@ -499,43 +455,17 @@ class EngineOptimizer(StateHooks, ABC):
             )
         self._drop_if_removed()
         self.carrier.check_own()
+        if self.carrier.was_unscaled():
+            self._refuse_scaler()
+            self.expect_scaled_loss()
         self._watch.check_hooks()
-        for number in self.carrier.stand():
-            if number not in self._progress.given:
-                raise InvalidArgument(
-                    f"{self._owner}.step: {self.weights[number].name} has no gradient in this "
-                    "step, but a zero gradient from before, on which AdamW would train it; call "
-                    "zero_grad(set_to_none=True)"
-                )
+        self.carrier.check_given(self._progress.given)
 
     def _use_up(self) -> None:
         """Note that the engine has used its gradients; their norms stay until zeroed."""
         progress = self._progress
         progress.spent = progress.spent or bool(progress.given)
         progress.given, progress.gathered = set(), False
-
-    def _land_for_graphs(self) -> None:
-        """Apply every update now if graphs are compiled, as they read weights without waiting."""
-        if self._compilation.check():
-            self._in_flight.synchronize()
-            self.before_forward(True)  # The model's hook may be inside of a graph and not run.
-
-    @torch.compiler.disable
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every gradient, also the gathered ones."""
-        if self._is_open() and not self._in_flight.forked():
-            self._hooks.backward.refuse_elsewhere("zero_grad()")
-            self._zero_gathered(set_to_none)
-        super().zero_grad(set_to_none)
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Return False; torch's GradScaler reads this before it calls `step()`, so we notice it."""
-        asking = sys._getframe(1).f_locals.get("self")
-        if isinstance(asking, torch.amp.GradScaler):
-            self._refuse_scaler()
-            self.expect_scaled_loss()
-        return False
 
     # ---- Checks ----
 
@@ -565,13 +495,16 @@ class EngineOptimizer(StateHooks, ABC):
                 "call opt.zero_grad() and repeat the backwards of this step"
             )
 
-    def _refuse_gathered(self) -> None:
-        self._drop_if_removed()
-        if self.engine.has_gradient():
-            raise InvalidArgument(
-                f"{self._owner}.load_state_dict: gradients of a backward are gathered, which "
-                "belong to the present state; call step() or zero_grad() before loading"
-            )
+    def _is_open(self) -> bool:
+        return self._ownership is not None and not self._ownership.ended
+
+    def _check_not_closed(self) -> None:
+        if not self._is_open():
+            raise InvalidArgument(f"{self._owner}: the optimizer is closed; make a new one")
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
+        self._check_process()
 
     # ---- State and groups of torch.optim.Optimizer ----
 
@@ -611,11 +544,11 @@ class EngineOptimizer(StateHooks, ABC):
 
     def _torch_state(self) -> dict[str, Any]:
         """Return torch's own part of the state: groups, and states of ordinary parameters."""
-        self._states.hidden = True
+        states, self._states = self._states, self._states.ordinary
         try:
             return super().state_dict()
         finally:
-            self._states.hidden = False
+            self._states = states
 
     @torch.compiler.disable
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -635,7 +568,12 @@ class EngineOptimizer(StateHooks, ABC):
         state_dict = self._framed(plain_state(self._before_load(state_dict), to_host=True))
         check_frame(self, state_dict)
         self._check_own_state(state_dict)
-        self._refuse_gathered()
+        self._drop_if_removed()
+        if self.engine.has_gradient():
+            raise InvalidArgument(
+                f"{self._owner}.load_state_dict: gradients of a backward are gathered, which "
+                "belong to the present state; call step() or zero_grad() before loading"
+            )
         self.synchronize()
         self._progress.half_loaded = True
         # torch's version would cast f32 moments to the dtype of a 16-bit parameter.
@@ -645,10 +583,6 @@ class EngineOptimizer(StateHooks, ABC):
         self._states.drop_entries()
         self._progress.half_loaded = False
         self._after_load()
-
-    def _framed(self, state_dict: Any) -> Any:
-        """Convert the state of another optimizer to our format, if this one can load it."""
-        return state_dict
 
     def numbered_weights(self) -> dict[int, int]:
         """Map a parameter's number in a state_dict to the number of its compressed weight."""
@@ -664,7 +598,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group during the constructor; raises afterwards."""
-        if self._fixed_groups:
+        if self._ownership is not None:
             raise InvalidArgument(
                 f"{self._owner}.add_param_group: the engine is already built; pass all groups to "
                 "the constructor as param_groups="
@@ -728,17 +662,6 @@ class EngineOptimizer(StateHooks, ABC):
         if self.options.trace is not None:
             self.engine.write_trace(os.fspath(self.options.trace))
 
-    def _is_open(self) -> bool:
-        return self._ownership is not None and not self._ownership.ended
-
-    def _check_not_closed(self) -> None:
-        if not self._is_open():
-            raise InvalidArgument(f"{self._owner}: the optimizer is closed; make a new one")
-
-    def _check_open(self) -> None:
-        self._check_not_closed()
-        self._check_process()
-
     def __enter__(self) -> Self:
         return self
 
@@ -752,8 +675,6 @@ def _set_trainable(parameters: list[tuple[str, nn.Parameter]], trainable: bool) 
 
 
 def _loss_scale(value: str | float | None) -> _core.LossScale:
-    if value is None:
-        return _core.LossScale("off")
-    if value == "dynamic":
-        return _core.LossScale("dynamic")
+    if value is None or value == "dynamic":
+        return _core.LossScale(value or "off")
     return _core.LossScale("static", value)

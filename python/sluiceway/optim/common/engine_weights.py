@@ -16,12 +16,7 @@ T = TypeVar("T")
 
 
 class EngineWeights:
-    """Numbers weights like an engine: in the order of the model, slices one after the other.
-
-    Parameters
-    ----------
-    weights : list of CompressedWeight
-    """
+    """Numbers weights like an engine: in the order of the model, slices one after the other."""
 
     def __init__(self, weights: list[CompressedWeight]) -> None:
         self.weights = weights
@@ -39,10 +34,7 @@ class EngineWeights:
     def tensors(self) -> list[torch.Tensor]:
         """Return the matrices for the lanes without waiting, as lanes wait for each other.
 
-        Raises
-        ------
-        InvalidArgument
-            A weight has a memory layout that lanes cannot use.
+        Raises InvalidArgument if a weight has a memory layout that lanes cannot use.
         """
         with torch_private.asking_no_class():
             for w in self.weights:

@@ -1,16 +1,11 @@
 """Weights whose update is in flight: code that reads such a weight waits for its update.
 
 Between `step()` and the landing of its update a parameter has a class of its own. torch asks that
-class before any function gets the parameter: `F.linear(x, p)`, `p.norm()`, `p.data`,
-`torch._foreach_add(...)`, `copy.deepcopy`, pickle. A function that reads values waits, and then the
+class before any function gets the parameter. A function that reads values waits, and then the
 parameter has its original class again. A function that reads only the gradient, the shape or the
 like does not wait, so `zero_grad()` and `clip_grad_norm_()` wait for nothing. A forward pre-hook of
 the module waits before torch asks. Function transforms do not ask the class, so `torch_private.py`
-makes them ask.
-
-Code that does not ask the class cannot wait: tensors made from the storage before `step()`,
-TorchScript, and graphs of torch.compile (`compilation.py`), which read parameters outside of
-Python.
+makes them ask. Code that does not ask the class cannot wait: docs/contract.md lists it.
 """
 
 from __future__ import annotations
@@ -43,6 +38,14 @@ def _land_those_in(value: Any) -> None:
         _land_those_in(list(value.values()))
 
 
+def _after_landing(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        getattr(self, _LANDING)()
+        return getattr(self, name)(*args)  # Its original class, which self has again.
+
+    return method
+
+
 class _InFlight:
     """Base class before a parameter's original class while its update is in flight."""
 
@@ -57,23 +60,16 @@ class _InFlight:
         _land_those_in((args, kwargs))
         return func(*args, **kwargs)
 
-    def as_subclass(self, kind: type) -> Any:
-        getattr(self, _LANDING)()  # torch does not call __torch_function__ here.
-        return self.as_subclass(kind)
+    # torch does not call __torch_function__ here.
+    as_subclass, __deepcopy__, __reduce_ex__ = map(
+        _after_landing, ("as_subclass", "__deepcopy__", "__reduce_ex__")
+    )
 
     def detach(self) -> Any:
         getattr(self, _LANDING)()
         if sys._getframe(1).f_code is _MAKES_PARAMETERS:  # It needs the class from before.
             return torch_private.of_class(type(self), self)
         return self.detach()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        getattr(self, _LANDING)()
-        return self.__deepcopy__(memo)  # The original class, which self has again.
-
-    def __reduce_ex__(self, protocol: int) -> Any:
-        getattr(self, _LANDING)()
-        return self.__reduce_ex__(protocol)
 
 
 @functools.cache
@@ -84,18 +80,9 @@ def _class_in_flight(landed: type) -> type:
 class WeightsInFlight:
     """Knows which weights of one engine have an update in flight, and waits for them.
 
-    Parameters
-    ----------
-    engine : object
-        Its `wait(index, compute)` returns when all later work on the stream `compute` sees the
-        update of a weight.
-    of_engine : EngineWeights
-    device : DeviceOps
-    owner : str
-        The optimizer's name, for errors.
-    landed : callable
-        Called with the index of each weight whose update was waited for. It must not hold the
-        optimizer, which would then outlive its last user.
+    The engine's `wait(index, compute)` returns when all later work on the stream `compute` sees the
+    update of a weight. `landed` is called with the index of each weight whose update was waited
+    for. It must not hold the optimizer, which would then outlive its last user.
     """
 
     def __init__(
@@ -141,10 +128,8 @@ class WeightsInFlight:
     def wait(self, index: int) -> None:
         """Wait until the last update of a weight is applied.
 
-        Raises
-        ------
-        InvalidArgument
-            This is a forked child and the update is in flight, which only the parent applies.
+        Raises InvalidArgument in a forked child if the update is in flight, as only the parent
+        applies it.
         """
         if self.forked():
             self._refuse_in_child([index])

@@ -1,6 +1,6 @@
 """Hooks that tie a model to an optimizer: gradients go in, forwards wait for their weights.
 
-A hook holds the sink weakly, so that a model does not keep a dropped optimizer alive. The hooks do
+A hook holds the optimizer weakly, so that a model does not keep a dropped one alive. The hooks do
 nothing while torch.compile traces, and compiled graphs do not call them.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,54 +22,8 @@ from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.checks import refuse_sparse
 from sluiceway.optim.common.one_backward import OneBackward
 
-
-class GradientSink(Protocol):
-    """Takes gradients as backward makes them; numbers identify the weights of the model.
-
-    The calls of one backward come in this order: `begin_backward`, then `add_gradient` for each
-    weight once its gradient exists, then `end_backward` when the backward has ended or has raised.
-    As in autograd, gradients count that came before it raised. Backwards come one at a time;
-    forwards of other threads may come meanwhile.
-    """
-
-    def before_forward(self, training: bool) -> None:
-        """Learn that a forward of the whole model begins; `training`: a backward may follow."""
-
-    def wait(self, weight: int) -> None:
-        """Wait until the last update of a weight is applied, before a forward reads the weight."""
-
-    def used_again(self, weight: int) -> None:
-        """Learn that a weight is used more than once in a step, and gets several gradients."""
-
-    def expect_scaled_loss(self) -> None:
-        """Learn that gradients are scaled; only `step()` learns by how much."""
-
-    def begin_backward(self) -> None:
-        """Learn that the first gradient of a backward has come."""
-
-    def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
-        """Take the whole gradient of a matrix or a batch of matrices, which no other code holds.
-
-        Rows are contiguous.
-        """
-
-    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """Take a core that a layer made in place of a gradient; if `whole`, no gradient follows.
-
-        Only fused layers make cores, so a sink that fuses no layer need not have this.
-        """
-
-    def mark(self) -> Any:
-        """Mark this point in the device's work."""
-
-    def end_backward(self, forward_began: Any, backward_began: Any) -> None:
-        """Learn that all gradients of a backward are in, and at which marks it began."""
-
-    def lose_gradient(self, weight: int) -> None:
-        """Learn that `begin_backward` or `add_gradient` has raised and a gradient is lost."""
-
-    def synchronize(self) -> None:
-        """Wait until every update is applied to the weights."""
+if TYPE_CHECKING:
+    from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 
 
 class NothingWhenCopied:
@@ -92,9 +46,9 @@ class _ModuleHook(NothingWhenCopied):
 
     def __init__(
         self,
-        sink: weakref.ref[GradientSink],
+        sink: weakref.ref[EngineOptimizer],
         module: nn.Module,
-        act: Callable[[GradientSink, nn.Module], None],
+        act: Callable[[EngineOptimizer, nn.Module], None],
     ) -> None:
         self._sink, self._module, self._act = sink, weakref.ref(module), act
 
@@ -114,30 +68,23 @@ class _ModuleHook(NothingWhenCopied):
 
 
 class ModelHooks:
-    """Registers all hooks on one model for one sink.
+    """Registers all hooks on one model for one sink; if that fails, removes the earlier ones.
 
-    Parameters
-    ----------
-    sink : GradientSink
-        Receives gradients, the end of each backward, and each forward of the whole model.
-    model : torch.nn.Module
-    weights : list of CompressedWeight
-        In the order in which the sink counts them.
-
-    Notes
-    -----
-    If registering a hook fails, the constructor removes the earlier ones.
+    The calls of one backward come in this order: `begin_backward`, then `add_gradient` or
+    `add_core` for each weight once its gradient exists, then `end_backward` when the backward has
+    ended or has raised. As in autograd, gradients count that came before it raised. Backwards come
+    one at a time; forwards of other threads may come meanwhile. The sink has the methods under
+    "Calls from the model's hooks" of EngineOptimizer, and numbers the weights like the list.
     """
 
     def __init__(
-        self, sink: GradientSink, model: nn.Module, weights: list[CompressedWeight]
+        self, sink: EngineOptimizer, model: nn.Module, weights: list[CompressedWeight]
     ) -> None:
         self._sink = weakref.ref(sink)
         self._owner = type(sink).__name__
-        self._of_forward = _SeenByThread()
+        self._of_forward = threading.local()  # Weights whose modules ran in a thread's forward.
         self._forward_began: Any = None  # Marks of the device.
         self._backward_began: Any = None
-        self._count = len(weights)
         self.backward = OneBackward(self._owner)
         self._parameters = [weight.parameter for weight in weights]
         self._nodes: list[Any] = []  # Autograd's nodes, held so that their hooks stay.
@@ -152,99 +99,119 @@ class ModelHooks:
                 self._on_call(module, module.register_load_state_dict_pre_hook, _synchronize)
             self._registered = registered.pop_all()
 
-    def _keep(self, handle: Any) -> None:
-        self._registered.callback(handle.remove)
-
     def _on_call(
         self,
         module: nn.Module,
         register: Callable[[Callable[..., None]], Any],
-        act: Callable[[GradientSink, nn.Module], None],
+        act: Callable[[EngineOptimizer, nn.Module], None],
     ) -> None:
-        self._keep(register(_ModuleHook(self._sink, module, torch.compiler.disable(act))))
+        handle = register(_ModuleHook(self._sink, module, torch.compiler.disable(act)))
+        self._registered.callback(handle.remove)
 
     def _add_weight(self, index: int, weight: CompressedWeight) -> None:
-        def before_forward(sink: GradientSink, _module: nn.Module) -> None:
-            sink.wait(index)
-            if torch_private.running_backward() != torch_private.NO_BACKWARD:  # Checkpointing.
-                return
-            if index in self._of_forward.seen:
-                sink.used_again(index)
-            if _computes_in_fp16():  # Perhaps from inside the model's own forward.
-                sink.expect_scaled_loss()
-            self._of_forward.seen.add(index)
-
-        def after_accumulation(parameter: torch.Tensor) -> None:
-            sink = self._sink()
-            if sink is None:
-                raise InvalidArgument(
-                    f"{self._owner}: the gradient of {weight.name} is for an optimizer that was "
-                    "dropped while a copy of its attributes lives; keep the optimizer itself, or "
-                    "close() the copy"
-                )
-            gradient, parameter.grad = parameter.grad, None
-            if gradient is None:
-                if len(torch_private.accumulation_hooks(parameter)) == 1:
-                    return  # A graph compiled while the weight was frozen makes no gradient.
-                raise InvalidArgument(
-                    f"{self._owner}: another optimizer took the gradient of {weight.name}, but "
-                    "only one optimizer can train a weight; close() the other one"
-                )
-            try:
-                refuse_sparse(self._owner, weight.name, gradient)
-                self._open_backward(sink)
-                if gradient.dim() and gradient.stride(-1) != 1:
-                    gradient = gradient.contiguous()
-                sink.add_gradient(index, gradient)
-            except BaseException:
-                sink.lose_gradient(index)
-                raise
-
         for module in weight.modules:
-            self._on_call(module, module.register_forward_pre_hook, before_forward)
-        hook = torch.compiler.disable(after_accumulation)
-        self._keep(weight.parameter.register_post_accumulate_grad_hook(hook))
-        # On the node, not on the tensor: torch.autograd.grad() runs a tensor's hooks too.
-        node = accumulation(weight.parameter)
+            act = partial(self._before_module, index)
+            self._on_call(module, module.register_forward_pre_hook, act)
+        take = torch.compiler.disable(partial(self._take_gradient, index, weight.name))
+        handle = weight.parameter.register_post_accumulate_grad_hook(take)
+        self._registered.callback(handle.remove)
+        # Begin a backward before autograd would add to the norm in `.grad`.
+        node, handle = self.before_accumulation(index, lambda _: self._open(index))
         self._nodes.append(node)
-        self._keep(node.register_prehook(torch.compiler.disable(partial(self._opens, index))))
+        self._registered.callback(handle.remove)
 
     def before_accumulation(
         self, weight: int, act: Callable[[torch.Tensor | None], None]
     ) -> tuple[Any, Any]:
         """Call `act` with the tensor, or None, that a backward is about to add to the gradient.
 
-        The call comes once in a backward, after all uses of the weight. Returns autograd's node,
-        which the caller must hold to get calls, and the handle that removes the hook.
+        The call comes once in a backward, after all uses of the weight. It is a hook of autograd's
+        node, as torch.autograd.grad() runs a tensor's hooks too. Returns this node, which the
+        caller must hold to get calls, and the handle that removes the hook.
         """
         node = accumulation(self._parameters[weight])
         hook = torch.compiler.disable(lambda gradients: act(gradients[0]))
         return node, node.register_prehook(hook)
 
-    def take_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """Give the sink a core in place of a gradient; if `whole`, no gradient follows."""
-        sink = self._sink()
-        if sink is None:
-            return
-        try:
-            self._open_backward(sink)
-            sink.add_core(weight, core, whole)
-        except BaseException:
-            sink.lose_gradient(weight)
-            raise
-
     def on_removal(self, undo: Callable[[], None]) -> None:
         """Call `undo` in `remove()`, before any hook is removed."""
         self._registered.callback(undo)
 
-    def _open_backward(self, sink: GradientSink) -> None:
-        if not self.backward.open(self._end_backward):
+    def remove(self) -> None:
+        """Remove every hook; idempotent."""
+        self._registered.close()
+
+    # ---- Forwards ----
+
+    def _before_module(self, index: int, sink: EngineOptimizer, _module: nn.Module) -> None:
+        sink.wait(index)
+        if torch_private.running_backward() != torch_private.NO_BACKWARD:  # Checkpointing.
             return
-        self._backward_began = sink.mark()
+        seen = self._of_forward.__dict__.setdefault("seen", set())
+        if index in seen:
+            sink.used_again(index)
+        if _computes_in_fp16():  # Perhaps from inside the model's own forward.
+            sink.expect_scaled_loss()
+        seen.add(index)
+
+    def _before_root(self, sink: EngineOptimizer, model: nn.Module) -> None:
+        if not model.training:  # In eval mode torch's fused paths read several weights at once.
+            for index in range(len(self._parameters)):
+                sink.wait(index)
+        training = model.training and torch.is_grad_enabled()
+        if not self.backward.is_open:
+            self._forward_began = sink.mark()
+        sink.before_forward(training and not self.backward.elsewhere())
+        self._of_forward.seen = set()  # A calibration has run a forward of its own.
+
+    # ---- Backwards ----
+
+    def _take_gradient(self, index: int, name: str, parameter: torch.Tensor) -> None:
+        sink = self._sink()
+        if sink is None:
+            raise InvalidArgument(
+                f"{self._owner}: the gradient of {name} is for an optimizer that was dropped while "
+                "a copy of its attributes lives; keep the optimizer itself, or close() the copy"
+            )
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            if len(torch_private.accumulation_hooks(parameter)) == 1:
+                return  # A graph compiled while the weight was frozen makes no gradient.
+            raise InvalidArgument(
+                f"{self._owner}: another optimizer took the gradient of {name}, but only one "
+                "optimizer can train a weight; close() the other one"
+            )
+        with self._backward_of(sink, index):
+            refuse_sparse(self._owner, name, gradient)
+            if gradient.dim() and gradient.stride(-1) != 1:
+                gradient = gradient.contiguous()
+            sink.add_gradient(index, gradient)
+
+    def take_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
+        """Give the sink a core in place of a gradient; if `whole`, no gradient follows."""
+        if (sink := self._sink()) is not None:
+            with self._backward_of(sink, weight):
+                sink.add_core(weight, core, whole)
+
+    def _open(self, index: int) -> None:
+        if (sink := self._sink()) is not None:
+            with self._backward_of(sink, index):
+                pass
+
+    @contextmanager
+    def _backward_of(self, sink: EngineOptimizer, index: int) -> Iterator[None]:
+        """Begin a backward with its first gradient; a gradient whose block raises is lost."""
         try:
-            sink.begin_backward()
+            if self.backward.open(self._end_backward):
+                self._backward_began = sink.mark()
+                try:
+                    sink.begin_backward()
+                except BaseException:
+                    self.backward.forget()  # This backward never began, so it must not end.
+                    raise
+            yield
         except BaseException:
-            self.backward.forget()  # This backward never began, so it must not end.
+            sink.lose_gradient(index)
             raise
 
     def _end_backward(self, raised: bool) -> None:
@@ -259,40 +226,8 @@ class ModelHooks:
             if not raised or not isinstance(error, Exception):
                 raise
 
-    def _opens(self, index: int, _gradients: tuple[torch.Tensor, ...]) -> None:
-        """Begin a backward before autograd adds to the norm in `.grad`."""
-        sink = self._sink()
-        if sink is None:
-            return
-        try:
-            self._open_backward(sink)
-        except BaseException:
-            sink.lose_gradient(index)
-            raise
 
-    def _before_root(self, sink: GradientSink, model: nn.Module) -> None:
-        if not model.training:  # In eval mode torch's fused paths read several weights at once.
-            for index in range(self._count):
-                sink.wait(index)
-        training = model.training and torch.is_grad_enabled()
-        if not self.backward.is_open:
-            self._forward_began = sink.mark()
-        sink.before_forward(training and not self.backward.elsewhere())
-        self._of_forward.seen = set()  # A calibration has run a forward of its own.
-
-    def remove(self) -> None:
-        """Remove every hook; idempotent."""
-        self._registered.close()
-
-
-class _SeenByThread(threading.local):
-    """Weights whose modules ran in the current forward of a thread."""
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-
-
-def _synchronize(sink: GradientSink, _module: nn.Module) -> None:
+def _synchronize(sink: EngineOptimizer, _module: nn.Module) -> None:
     sink.synchronize()
 
 
@@ -308,7 +243,5 @@ def accumulation(parameter: torch.Tensor) -> Any:
 
 
 def _computes_in_fp16() -> bool:
-    for kind in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16:
-            return True
-    return False
+    kinds = (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
+    return any(torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -24,26 +24,22 @@ from sluiceway.optim.common.norm_gradient import Generation, NormGradient
 
 _LARGEST = 3.4e38  # The largest norm that a cell holds in float32.
 _ROOT_OF_LARGEST = 1.8e19
+_NEAR_ONE = 1e-6  # A factor that differs from 1 by less counts as 1.
 
 
 class NormCarrier:
     """Puts norms into `.grad` of one optimizer's weights, and reads back their factors.
 
-    Parameters
-    ----------
-    owner : str
-        The optimizer's name, for errors.
-    weights : list of CompressedWeight
-    asynchronous : bool
-        `DeviceOps.asynchronous` of the device.
+    Every check raises InvalidArgument with the name of the first weight that is wrong.
     """
 
     def __init__(self, owner: str, weights: list[CompressedWeight], asynchronous: bool) -> None:
-        self._owner, self._weights, self._asynchronous = owner, weights, asynchronous
+        self._owner, self._asynchronous = owner, asynchronous
+        self._names = [weight.name for weight in weights]
+        self._parameters = [weight.parameter for weight in weights]
         self.numbers: list[int] = []  # Weights that have a gradient in torch's sense.
         self._generation: Generation | None = None
         self._norms: Callable[[], list[float]] | None = None  # None once the norms are written.
-        self._zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
     # ---- Placing norms ----
 
@@ -52,14 +48,8 @@ class NormCarrier:
     ) -> None:
         """Put norms into `.grad` of the weights in `taken` and of weights that had one before.
 
-        Parameters
-        ----------
-        taken : collection of int
-            Numbers of weights.
-        norms : callable
-            Returns the norm of every weight.
-        of_graph : bool
-            If True, a loss made from a `.grad` raises in its backward.
+        `norms` returns the norm of every weight. If `of_graph`, a loss made from a `.grad` raises
+        in its backward.
         """
         self.numbers = sorted({*self.numbers, *taken})
         if not self.numbers:
@@ -71,28 +61,30 @@ class NormCarrier:
             if carrier is not None and generation is carrier._generation:
                 carrier._write()
 
-        device = self._parameter(self.numbers[0]).device
-        cells = torch.zeros(len(self.numbers), 2, dtype=torch.float32, device=device)
+        parameters = [self._parameters[number] for number in self.numbers]
+        cells = torch.zeros(len(parameters), 2, dtype=torch.float32, device=parameters[0].device)
         cells[:, 1] = 1.0
         generation = self._generation = Generation(cells, write)
         self._norms = norms
         if not self._asynchronous:
             generation.read()
+        zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         with torch_private.asking_no_class():
-            for cell, number in zip(cells.unbind(), self.numbers, strict=True):
-                p = self._parameter(number)
+            for cell, number, p in zip(cells.unbind(), self.numbers, parameters, strict=True):
                 kind = (p.grad_dtype or p.dtype, p.device)
-                if kind not in self._zeros:
-                    self._zeros[kind] = torch.zeros((), dtype=kind[0], device=kind[1])
-                zero = self._zeros[kind]
-                p.grad = NormGradient.of(zero, p.shape, number, generation, cell, of_graph)
+                if kind not in zeros:
+                    zeros[kind] = torch.zeros((), dtype=kind[0], device=kind[1])
+                p.grad = NormGradient.of(
+                    zeros[kind], p.shape,
+                    number=number, generation=generation, cell=cell, of_graph=of_graph,
+                )  # fmt: skip
 
     def _write(self) -> None:
         norms = self._norms()
         self._norms = None
-        told = [_held(norms[number]) for number in self.numbers]
-        self._generation.are_large = max(told) > _ROOT_OF_LARGEST
-        self._generation.cells[:, 0] = torch.tensor(told)
+        known = [_held(norms[number]) for number in self.numbers]
+        self._generation.are_large = max(known) > _ROOT_OF_LARGEST
+        self._generation.cells[:, 0] = torch.tensor(known)
 
     def tell_again(self, norms: Callable[[], list[float]]) -> None:
         """Replace the norms by new ones, times each weight's factor since `place()`."""
@@ -106,12 +98,10 @@ class NormCarrier:
             self._generation.are_large |= norm > _ROOT_OF_LARGEST
             self._grad(number).cell[0] = norm
 
-    def scale(self, factors: dict[int, float]) -> None:
+    def scale(self, numbers: Iterable[int], factor: float) -> None:
         """Scale the gradients of some weights, as the user would."""
-        for number, factor in factors.items():
-            grad = self._parameter(number).grad
-            if grad is not None:
-                grad.mul_(factor)
+        for number in numbers:
+            self._grad(number).mul_(factor)
 
     def settle(self) -> None:
         """Compute the norms while the engine has them, for code that reads them later."""
@@ -121,30 +111,22 @@ class NormCarrier:
 
     def remove(self) -> None:
         """Remove the norms until the next `place()`, to gather more gradients."""
-        self._sort_out()
+        if self._generation is not None:  # The user may have set some to None.
+            self.numbers = self.stand()
+            self._generation.write = None
         for number in self.numbers:
-            self._parameter(number).grad = None
-        self._end()
+            self._parameters[number].grad = None
+        self._generation, self._norms = None, None
 
     def forget(self) -> None:
         """Remove the norms for good."""
         self.remove()
         self.numbers = []
 
-    def _end(self) -> None:
-        if self._generation is not None:
-            self._generation.write = None
-        self._generation, self._norms = None, None
-
-    def _sort_out(self) -> None:
-        """Forget weights whose `.grad` the user has set to None."""
-        if self._generation is not None:
-            self.numbers = [n for n in self.numbers if self._grad(n) is not None]
-
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Set the norms aside inside the block, where gradients of another loss may come."""
-        kept = [(self._parameter(n), self._grad(n)) for n in self.numbers]
+        kept = [(self._parameters[n], self._grad(n)) for n in self.numbers]
         for parameter, _ in kept:
             parameter.grad = None
         try:
@@ -155,12 +137,9 @@ class NormCarrier:
 
     # ---- Reading norms back ----
 
-    def _parameter(self, number: int) -> torch.Tensor:
-        return self._weights[number].parameter
-
     def _grad(self, number: int) -> torch.Tensor | None:
         with torch_private.asking_no_class():
-            return self._parameter(number).grad
+            return self._parameters[number].grad
 
     def stand(self) -> list[int]:
         """Return the numbers of weights whose `.grad` has a norm, or a tensor of the user."""
@@ -168,74 +147,88 @@ class NormCarrier:
             return []
         return [number for number in self.numbers if self._grad(number) is not None]
 
-    def removed(self) -> bool:
-        """Return whether the user has removed all norms, as `model.zero_grad()` does."""
-        return not self.stand()
+    def remains(self) -> bool:
+        """Return whether a norm is left that was neither removed nor zeroed."""
+        return any(factor != 0 for factor in self.factors().values())
+
+    def was_unscaled(self) -> bool:
+        """Return whether a GradScaler has unscaled the gradients since `place()`."""
+        return self._generation is not None and self._generation.was_unscaled
+
+    def factors(self) -> dict[int, float]:
+        """Return by weight the factor on each norm since `place()`."""
+        numbers = self.stand()
+        if self._norms is not None or not numbers:  # No code has read the norms.
+            return dict.fromkeys(numbers, 1.0)
+        cells = torch.stack([self._grad(number).cell for number in numbers])
+        return dict(zip(numbers, cells[:, 1].tolist(), strict=True))
+
+    def split_factors(self) -> tuple[float, list[float]]:
+        """Return the common factor of all gradients, and each weight's further factor, if any."""
+        found = self.factors()
+        shared = max(found.values(), key=abs, default=1.0)
+        if all(factor == shared for factor in found.values()) or not math.isfinite(shared):
+            return shared, []
+        own = [1.0] * len(self._parameters)
+        for number, factor in found.items():
+            own[number] = factor / shared
+        return shared, own
+
+    # ---- Checks ----
 
     def check_whole(self) -> None:
-        """Refuse gradients of which some were removed and others were not.
-
-        Raises
-        ------
-        InvalidArgument
-            Names one removed gradient and one other.
-        """
+        """Refuse gradients of which some were removed and others were not."""
         left = self.stand()
         lost = sorted(set(self.numbers) - set(left))
         if lost and left:
             raise InvalidArgument(
-                f"{self._owner}: the gradient of {self._weights[lost[0]].name} was removed, that "
-                f"of {self._weights[left[0]].name} was not, but compressed gradients cannot be "
-                "removed one by one; freeze a part by requires_grad_(False) before the first "
-                "forward of a step, or call opt.zero_grad() for all"
+                f"{self._owner}: the gradient of {self._names[lost[0]]} was removed, that of "
+                f"{self._names[left[0]]} was not, but compressed gradients cannot be removed one "
+                "by one; freeze a part by requires_grad_(False) before the first forward of a "
+                "step, or call opt.zero_grad() for all"
             )
 
     def check_own(self, *, earlier_alone: bool = False) -> None:
         """Refuse a `.grad` that comes from no backward, or from an earlier one.
 
-        Parameters
-        ----------
-        earlier_alone : bool
-            If True, allow plain tensors, as the backward that begins adds to them.
-
-        Raises
-        ------
-        InvalidArgument
-            Names the first weight.
+        If `earlier_alone`, allow plain tensors, as the backward that begins adds to them.
         """
-        for number, weight in enumerate(self._weights):
+        for number, name in enumerate(self._names):
             grad = self._grad(number)
             if grad is None or (earlier_alone and not isinstance(grad, NormGradient)):
                 continue
             if not isinstance(grad, NormGradient):
                 raise InvalidArgument(
-                    f"{self._owner}: {weight.name} has a .grad that no backward() gave it, "
-                    "expected None, or what backward() left there times a number; edit gradients "
-                    "by register_hook()"
+                    f"{self._owner}: {name} has a .grad that no backward() gave it, expected None, "
+                    "or what backward() left there times a number; edit gradients by "
+                    "register_hook()"
                 )
             if grad.generation is not self._generation or grad.number != number:
                 raise InvalidArgument(
-                    f"{self._owner}: .grad of {weight.name} was put back after the compressed "
-                    "gradients that it stood for were dropped or used; put no earlier .grad back, "
-                    "or call backward() again"
+                    f"{self._owner}: .grad of {name} was put back after the compressed gradients "
+                    "that it stood for were dropped or used; put no earlier .grad back, or call "
+                    "backward() again"
                 )
 
-    def factors(self) -> dict[int, float]:
-        """Return by weight the factor on each norm since `place()`."""
-        if self._norms is not None:
-            return dict.fromkeys(self.stand(), 1.0)  # No code has read the norms.
-        numbers = self.stand()
-        cells = [self._grad(number).cell for number in numbers]
-        found = torch.stack(cells)[:, 1].tolist() if cells else []
-        return dict(zip(numbers, found, strict=True))
+    def check_unscaled(self) -> None:
+        """Refuse a scaling before the last backward of a step, which cores cannot follow."""
+        for number, factor in self.factors().items():
+            if math.isfinite(factor) and abs(factor - 1.0) > _NEAR_ONE:
+                raise InvalidArgument(
+                    f"{self._owner}: the gradient of {self._names[number]} was scaled by "
+                    f"{factor:.6g} between two backwards of one step; scale and clip after the "
+                    "last backward, just before step()"
+                )
 
-    def remains(self) -> bool:
-        """Return whether a norm is left that was neither removed nor zeroed."""
-        return any(factor != 0 for factor in self.factors().values())
-
-    def zeroed(self) -> bool:
-        """Return whether the user has zeroed all: `model.zero_grad(set_to_none=False)`."""
-        return bool(self.stand()) and not self.remains()
+    def check_given(self, given: Collection[int]) -> None:
+        """Refuse norms of weights that have no gradient in this step."""
+        for number in self.stand():
+            if number not in given:
+                raise InvalidArgument(
+                    f"{self._owner}.step: {self._names[number]} has no gradient in this step, but "
+                    "a zero gradient from before, on which AdamW would train it; call "
+                    "zero_grad(set_to_none=True)"
+                )
 
 
 def _held(norm: float) -> float:

@@ -55,18 +55,15 @@ _EDITING_OPERATORS = frozenset(
 class Generation:
     """The norms of one backward, of all weights that have a gradient.
 
-    Parameters
-    ----------
-    cells : torch.Tensor
-        A row for each weight: the norm, and the factor since.
-    write : callable, optional
-        Writes the norms into the rows when code first reads them; None if they are written. It must
-        not hold the optimizer, as every kept `.grad` holds `write`.
+    `cells` has a row for each weight: the norm, and the factor since. `write` writes the norms into
+    the rows when code first reads them; it is None if they are written. It must not hold the
+    optimizer, as every kept `.grad` holds `write`.
     """
 
     def __init__(self, cells: torch.Tensor, write: Callable[[Generation], None] | None) -> None:
         self.cells, self.write = cells, write
         self.are_large = False  # The square of a norm leaves the range of float32.
+        self.was_unscaled = False  # By a GradScaler.
 
     def read(self) -> None:
         """Write the norms unless they are written."""
@@ -84,25 +81,16 @@ class NormGradient(torch.Tensor):
     of_graph: bool  # The backward was called with create_graph=True.
 
     @classmethod
-    def of(
-        cls,
-        zero: torch.Tensor,
-        shape: torch.Size,
-        number: int,
-        generation: Generation,
-        cell: torch.Tensor,
-        of_graph: bool,
-    ) -> NormGradient:
+    def of(cls, zero: torch.Tensor, shape: torch.Size, **attributes: Any) -> NormGradient:
         """Make a tensor of this class; `zero` has one element, and gives device and dtype."""
         made = torch_private.of_class(cls, zero.reshape(()).expand(shape))
-        made.number, made.generation, made.cell = number, generation, cell
-        made.of_graph = of_graph
+        made.__dict__.update(attributes)
         return made
 
     def like(self, values: torch.Tensor, cell: torch.Tensor) -> NormGradient:
         """Make another one for the same gradient, with the shape, device and dtype of `values`."""
         zero = values.detach().as_strided((), ()) if values.numel() else values.new_zeros(())
-        return self.of(zero, values.shape, self.number, self.generation, cell, self.of_graph)
+        return self.of(zero, values.shape, **{**self.__dict__, "cell": cell})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NormGradient:
         memo[id(self)] = copied = self.clone()
@@ -153,6 +141,8 @@ def _swapped(value: Any, change: Callable[[NormGradient], torch.Tensor]) -> Any:
     """Return `value` with each NormGradient in it replaced by `change` of it."""
     if isinstance(value, NormGradient):
         return change(value)
+    if isinstance(value, dict):
+        return {key: _swapped(each, change) for key, each in value.items()}
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         return [_swapped(each, change) for each in value]
     return value
@@ -168,10 +158,10 @@ def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ours: Norm
     name = getattr(func, "__name__", "")
     plain = name.strip("_")
     in_place = name in _EDITING_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+    edits = in_place or "out" in kwargs
     if name in _NORMS:
-        _check_order(name, _order(args, kwargs, _NORMS[name]), ours, kwargs)
-        rest = {key: _swapped(value, _norm) for key, value in kwargs.items()}
-        return func(*(_swapped(value, _norm) for value in args), **rest)
+        _check_order(name, args, ours, kwargs)
+        return func(*_swapped(args, _norm), **_swapped(kwargs, _norm))
     if plain in _SCALES and _is_scaling(plain, args, kwargs):
         return _scaled(func, args, kwargs, in_place)
     if plain in _ASKS:
@@ -186,15 +176,16 @@ def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ours: Norm
         if not isinstance(moved, torch.Tensor):
             return moved  # The name of its type.
         return ours.like(moved.expand(ours.shape), ours.cell.to(moved.device, copy=True))
-    _refuse_pairs(name, [*args, *kwargs.values()])
-    if (in_place and list(_of_norms([args[0]]))) or "out" in kwargs:
-        raise _edited(name)
-    if plain not in _READS or not _keeps_norm(plain, args):
-        raise _without_values(name)
-    return func(
-        *(_swapped(value, NormGradient.values) for value in args),
-        **{key: _swapped(value, NormGradient.values) for key, value in kwargs.items()},
-    )
+    others = (value for value in [*args, *kwargs.values()] if not isinstance(value, NormGradient))
+    combines = any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in others)
+    if edits or combines or plain not in _READS or not _keeps_norm(plain, args):
+        raise Unavailable(
+            f"{name}: the values of a compressed gradient were to be read, edited or combined with "
+            "another tensor (the weight, a mask, noise), but its .grad has the norm and not the "
+            "values. Take norms of order 2; clip by norm, not by value; see and edit gradients in "
+            "register_hook(), or take them from torch.autograd.grad(loss, parameters)"
+        )
+    return func(*_swapped(args, NormGradient.values), **_swapped(kwargs, NormGradient.values))
 
 
 def _keeps_norm(plain: str, args: tuple[Any, ...]) -> bool:
@@ -234,66 +225,28 @@ def _is_factor(value: Any) -> bool:
 
 
 def _scaled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], in_place: bool) -> Any:
-    def cells(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [cells(each) for each in value]
-        return value.cell if isinstance(value, NormGradient) else _scalar(value)
-
-    name = getattr(func, "__name__", "")
-    given = [cells(value) for value in args]
-    if name.startswith("_amp_"):  # It takes tensors of one element, with their shape.
-        given[1:] = args[1:]
+    given = [_scalar(value) for value in _swapped(args, lambda ours: ours.cell)]
+    if getattr(func, "__name__", "").startswith("_amp_"):  # GradScaler's function.
+        given[1:] = args[1:]  # Its tensors of one element keep their shapes.
+        for ours in _of_norms(args):
+            ours.generation.was_unscaled = True
     result = func(*given, **{key: _scalar(value) for key, value in kwargs.items()})
     if in_place:
         return args[0]
     if isinstance(result, torch.Tensor):
         ours = next(iter(_of_norms(args)))
         return ours.like(ours, result)
-    of = args[0]
     return [
         one.like(one, cell) if isinstance(one, NormGradient) else cell
-        for one, cell in zip(of, result, strict=True)
+        for one, cell in zip(args[0], result, strict=True)
     ]
 
 
-def _refuse_pairs(function: str, given: list[Any]) -> None:
-    """Refuse a plain tensor as another argument, except in one list with a NormGradient."""
-    for value in given:
-        group = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(one, NormGradient) for one in group):
-            continue
-        if any(isinstance(one, torch.Tensor) and one.numel() > 1 for one in group):
-            raise Unavailable(
-                f"{function}: the .grad of a compressed weight was to be combined with another "
-                "tensor (the weight, a mask, noise), but it has the norm of the gradient and not "
-                "its values. Edit gradients by register_hook(), or take them from "
-                "torch.autograd.grad(loss, parameters)"
-            )
-
-
-def _edited(function: str) -> Unavailable:
-    return Unavailable(
-        f"{function}: the .grad of a compressed weight was to be edited by value, but it has the "
-        "norm of the gradient and not its values; clip by norm, not by value, and edit gradients "
-        "by register_hook()"
-    )
-
-
-def _without_values(function: str) -> Unavailable:
-    return Unavailable(
-        f"{function}: the values of a compressed gradient were asked for, but its .grad has the "
-        "norm and not the values. Use a norm of order 2, look at gradients in register_hook(), or "
-        "take them from torch.autograd.grad(loss, parameters)"
-    )
-
-
-def _order(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> Any:
-    if len(args) > place:
-        return args[place]
-    return kwargs.get("ord", kwargs.get("p"))
-
-
-def _check_order(function: str, order: Any, ours: NormGradient, kwargs: dict[str, Any]) -> None:
+def _check_order(
+    function: str, args: tuple[Any, ...], ours: NormGradient, kwargs: dict[str, Any]
+) -> None:
+    place = _NORMS[function]
+    order = args[place] if len(args) > place else kwargs.get("ord", kwargs.get("p"))
     is_matrix_norm = function == "linalg_norm" and order is not None and ours.dim() == 2
     if kwargs.get("dim") is None and (order is None or order == "fro"):
         return

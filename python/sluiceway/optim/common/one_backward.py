@@ -31,13 +31,7 @@ class _HeldByAutograd:
 
 
 class OneBackward:
-    """Allows one backward at a time.
-
-    Parameters
-    ----------
-    owner : str
-        The optimizer's name, for errors.
-    """
+    """Allows one backward at a time; errors name `owner`, the optimizer."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -76,13 +70,9 @@ class OneBackward:
             self._reserved = 0
 
     def refuse_elsewhere(self, what: str) -> None:
-        """Raise if another thread runs a backward while this one calls `what`.
+        """Raise InvalidArgument if another thread runs a backward while this one calls `what`.
 
-        Raises
-        ------
-        InvalidArgument
-        KeyboardInterrupt
-            Ctrl-C came during the cleanup of a backward that had raised.
+        Raises the KeyboardInterrupt of a Ctrl-C that came in the cleanup of a failed backward.
         """
         if self._interruption and threading.current_thread() is threading.main_thread():
             interruption, self._interruption = self._interruption, None
@@ -97,16 +87,8 @@ class OneBackward:
     def open(self, ended: Callable[[bool], None]) -> bool:
         """Open a backward if this gradient is its first; returns whether it is.
 
-        Parameters
-        ----------
-        ended : callable
-            Called when the opened backward has ended, with whether it raised. `forget()` cancels
-            the call.
-
-        Raises
-        ------
-        InvalidArgument
-            A backward of another thread is running.
+        When it has ended, `ended` is called with whether it raised; `forget()` cancels that. A
+        backward that another thread runs raises InvalidArgument.
         """
         mine = self._held is not None and self._thread == threading.get_ident()
         if mine and self._interruption is None:  # Every gradient after the first returns here.

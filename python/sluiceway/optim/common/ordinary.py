@@ -36,20 +36,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class OrdinaryParameters:
     """Parameters that keep ordinary gradients until `step()`.
 
-    Parameters
-    ----------
-    parameters : list of (str, torch.Tensor)
-        Names key the stochastic rounding of bf16 parameters.
-    seed : int
-    owner : str
-        The optimizer's name, for errors.
-    device : DeviceOps
-        The device of the parameters.
-
-    Raises
-    ------
-    InvalidArgument
-        A parameter has a dtype or a layout that the kernel does not take.
+    Their names key the stochastic rounding of bf16 parameters. A dtype or a layout that the kernel
+    does not take raises InvalidArgument.
     """
 
     def __init__(
@@ -78,17 +66,8 @@ class OrdinaryParameters:
     ) -> list[tuple[str, torch.Tensor, dict[str, Any]]]:
         """Return name, parameter and hyperparameters of each parameter that has a gradient.
 
-        Parameters
-        ----------
-        groups : list of dict
-            torch's parameter groups: lr, betas, eps, weight_decay.
-        states : mapping
-            torch's state by parameter.
-
-        Raises
-        ------
-        InvalidArgument
-            The kernel cannot take a parameter, its gradient or its state. The call changed nothing.
+        If the kernel cannot take a parameter, its gradient or its state, this raises
+        InvalidArgument before anything is changed.
         """
         group_of = {id(p): group for group in groups for p in group["params"]}
         found = []
@@ -104,14 +83,13 @@ class OrdinaryParameters:
 
     def _check(self, name: str, p: torch.Tensor, state: Mapping[str, Any]) -> None:
         moments = [(key, state[key]) for key in _MOMENTS if key in state]
-        for what, found in [("", p), (".grad", p.grad), *((f"'s {k}", m) for k, m in moments)]:
+        for what, found in [(".grad", p.grad), ("", p), *((f"'s {k}", m) for k, m in moments)]:
             if found.layout != torch.strided or found.shape != p.shape:
                 raise InvalidArgument(
                     f"{self._owner}.step: {name}{what} is {tuple(found.shape)} and {found.layout}, "
                     f"expected {tuple(p.shape)} and dense; make it so and call step() again"
                 )
-        for what, found in [("", p), *((f"'s {k}", m) for k, m in moments)]:
-            if not found.is_contiguous():
+            if found is not p.grad and not found.is_contiguous():
                 raise InvalidArgument(
                     f"{self._owner}.step: {name}{what} has strides {tuple(found.stride())}, "
                     "expected contiguous memory; make it contiguous() and call step() again"
@@ -123,16 +101,10 @@ class OrdinaryParameters:
         states: MutableMapping[Any, Any],
         factor: float,
     ) -> None:
-        """Make one AdamW step on `factor` times each gradient.
+        """Make one AdamW step on `factor` times each gradient: unscaling and clipping in one.
 
-        Parameters
-        ----------
-        updates : list
-            The result of `updates()`.
-        states : mapping
-            torch's state by parameter: step, exp_avg, exp_avg_sq; created here if empty.
-        factor : float
-            Unscaling and clipping in one number.
+        `updates` is the result of `updates()`. The states, step, exp_avg and exp_avg_sq, are
+        created if empty.
         """
         compute = self._device.compute()
         for name, p, hyper in updates:

@@ -8,7 +8,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,120 +17,82 @@ from sluiceway.errors import Error, InvalidArgument
 from sluiceway.optim.common.in_flight import WeightsInFlight
 
 
+@dataclass(eq=False, repr=False)
 class ModelOwnership:
     """Owns a model until `end()`, or until the last reference to this object goes.
 
     An optimizer refers to it, and so does a copy of an optimizer's attributes (Lightning's wrapper
-    makes one). Neither has a finaliser of its own, so no copy can remove the hooks.
-
-    Parameters
-    ----------
-    engine : object
-        Has `close(lent)`, and `finish(lent)`, which ends the updates in flight while the weights
-        are certainly alive.
-    give_back : ExitStack
-        Restores the model.
-    in_flight : WeightsInFlight
-        Tells whether this process is a forked child, which owns nothing.
-    lent : callable
-        Lists the tensors that lanes may still use, which a stuck lane keeps for good. It must not
-        hold the optimizer.
-    taken : list of torch.Tensor
-        The model's parameters that the optimizer trains or has frozen, and no other may have.
+    makes one). Neither has a finaliser of its own, so no copy can remove the hooks. A forked child
+    owns nothing.
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        give_back: ExitStack,
-        in_flight: WeightsInFlight,
-        lent: Callable[[], list[torch.Tensor]],
-        taken: list[torch.Tensor],
-    ) -> None:
-        self._engine = engine
-        self._give_back = give_back
-        self._in_flight = in_flight
-        self._lent = lent
-        self._taken = {id(p): p for p in taken}
-        self.ended = False
+    # Has `close(lent)`, and `finish(lent)`, which ends the updates in flight while the weights are
+    # certainly alive.
+    engine: Any
+    give_back: ExitStack  # Restores the model.
+    in_flight: WeightsInFlight
+    # Lists the tensors that lanes may still use, which a stuck lane keeps for good. It must not
+    # hold the optimizer.
+    lent: Callable[[], list[torch.Tensor]]
+    taken: list[torch.Tensor]  # Parameters that are trained or frozen, and no other may have.
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self._ids = set(map(id, self.taken))
         _open.add(self)
 
     def end(self) -> bool:
         """Apply all enqueued updates and restore the model; returns False if already done.
 
-        Raises
-        ------
-        KeyboardInterrupt
-            Ctrl-C; the ownership goes on.
-        Error
-            A lane failed or is stuck. The model was restored.
+        After Ctrl-C the ownership goes on, and `end()` can be called again. If a lane failed or is
+        stuck, this restores the model and raises.
         """
-        if self.ended or self._in_flight.forked():
+        if self.ended or self.in_flight.forked():
             return False
         try:
-            self._engine.close(self._lent())
-        except KeyboardInterrupt:
-            raise  # The optimizer is still open, and close() can be called again.
-        except BaseException:
-            self._let_go()
+            self.engine.close(self.lent())
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):
+                self._let_go()
             raise
         self._let_go()
         return True
 
     def has(self, parameter: torch.Tensor) -> bool:
         """Return whether another optimizer must leave it alone."""
-        return not self.ended and not self._in_flight.forked() and id(parameter) in self._taken
+        return not self.ended and not self.in_flight.forked() and id(parameter) in self._ids
 
     def _let_go(self) -> None:
         self.ended = True
-        self._give_back.close()
-        self._in_flight.give_back()
+        self.give_back.close()
+        self.in_flight.give_back()
 
     def finish(self) -> None:
-        """Do the work of `end()` if it was never called, while the weights are certainly alive.
-
-        Raises
-        ------
-        Error
-            A lane is stuck. The model was restored.
-        """
-        if self.ended or self._in_flight.forked():
+        """Do the work of `end()` if it was never called, while the weights are certainly alive."""
+        if self.ended or self.in_flight.forked():
             return
         self.ended = True
-        self._give_back.close()
+        self.give_back.close()
         try:
-            self._engine.finish(self._lent())
+            self.engine.finish(self.lent())
         finally:
-            self._in_flight.give_back()
+            self.in_flight.give_back()
 
     def __del__(self) -> None:
         self.finish()
 
 
-class Holder(Protocol):
-    """Trains parameters that no other optimizer may have."""
-
-    def has(self, parameter: torch.Tensor) -> bool:
-        """Return whether another optimizer must leave it alone."""
-
-
 _open: weakref.WeakSet[ModelOwnership] = weakref.WeakSet()
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def hold(holder: Holder) -> None:
-    """Let `refuse_taken` ask `holder` for the holder's lifetime."""
+def hold(holder: Any) -> None:
+    """Let `refuse_taken` ask `holder.has(parameter)` for the holder's lifetime."""
     _holders.add(holder)
 
 
 def refuse_taken(owner: str, wanted: list[tuple[str, torch.Tensor]]) -> None:
-    """Refuse parameters that another open optimizer trains or has frozen.
-
-    Raises
-    ------
-    InvalidArgument
-        Names the first such parameter.
-    """
+    """Refuse parameters that another open optimizer trains or has frozen."""
     if not any(_taken(wanted)):
         return
     gc.collect()  # The other optimizer may be garbage already.
@@ -141,7 +104,7 @@ def refuse_taken(owner: str, wanted: list[tuple[str, torch.Tensor]]) -> None:
 
 
 def _taken(wanted: Iterable[tuple[str, torch.Tensor]]) -> Iterable[str]:
-    others: list[Holder] = [*_open, *_holders]
+    others = [*_open, *_holders]
     return (name for name, p in wanted if any(other.has(p) for other in others))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.targets import Selection, embedding_parameters, select_weights
+from sluiceway.model.targets import Selection
 from sluiceway.optim.common.ownership import refuse_taken
 
 
@@ -46,8 +46,8 @@ _FIXED = {
 }
 
 
-def check_kind(owner: str, group: dict[str, Any]) -> None:
-    """Refuse a group that asks for another kind of AdamW, and betas that are not two values."""
+def _numbers(owner: str, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters by name; refuse a group that asks for another kind of AdamW."""
     for key, ours in _FIXED.items():
         value = group.get(key)
         if value is not None and bool(value) is not ours:
@@ -56,19 +56,18 @@ def check_kind(owner: str, group: dict[str, Any]) -> None:
                 "supported value; leave it out, or use torch.optim.AdamW"
             )
     try:
-        _, _ = group.get("betas")
+        first, second = group.get("betas")
     except (TypeError, ValueError):
         raise InvalidArgument(
             f"{owner}: betas are {group.get('betas')}, expected two numbers"
         ) from None
+    others = {key: group.get(key) for key in ("lr", "eps", "weight_decay")}
+    return {**others, "betas[0]": first, "betas[1]": second}
 
 
 def check_group(owner: str, group: dict[str, Any]) -> None:
     """Check the kind, and refuse values that are no numbers; an odd number is the user's choice."""
-    check_kind(owner, group)
-    numbers = {key: group.get(key) for key in ("lr", "eps", "weight_decay")}
-    numbers.update((f"betas[{i}]", beta) for i, beta in enumerate(group["betas"]))
-    for key, value in numbers.items():
+    for key, value in _numbers(owner, group).items():
         if not _is_number(value) or math.isnan(value):
             raise InvalidArgument(
                 f"{owner}: {key} of a parameter group is {value!r}, expected a number; set it in "
@@ -78,24 +77,14 @@ def check_group(owner: str, group: dict[str, Any]) -> None:
 
 def check_hyperparameters(owner: str, group: dict[str, Any]) -> None:
     """Refuse another kind of AdamW, and lr, betas, eps and weight decay out of AdamW's range."""
-    check_number(owner, "lr", group.get("lr"))
-    check_kind(owner, group)
-    for index, beta in enumerate(group["betas"]):
-        check_number(owner, f"betas[{index}]", beta, 1, "[)")
-    check_number(owner, "eps", group.get("eps"))
-    check_number(owner, "weight_decay", group.get("weight_decay"))
+    for key, value in _numbers(owner, group).items():
+        check_number(owner, key, value, *((1, "[)") if key.startswith("betas") else ()))
 
 
 def groups_of_model(
     owner: str, model: nn.Module, param_groups: Iterable[Any]
 ) -> list[dict[str, Any]]:
-    """Return dicts for groups in any form of torch.optim: dicts, parameters, or named parameters.
-
-    Raises
-    ------
-    InvalidArgument
-        The groups hold something other than parameters of the model.
-    """
+    """Return dicts for groups in any form of torch.optim: dicts, parameters, named parameters."""
     of_model = {id(p) for p in model.parameters()}
     entries = list(param_groups)
     if not any(isinstance(entry, dict) for entry in entries):
@@ -132,22 +121,8 @@ def choose_parameters(
 ) -> tuple[Selection, list[dict[str, Any]]]:
     """Sort the parameters into trained, frozen and left alone ones, and return groups of dicts.
 
-    Parameters in no group stay as they are.
-
-    Parameters
-    ----------
-    owner : str
-        The optimizer's name, for errors.
-    model : torch.nn.Module
-    param_groups : iterable of dict, optional
-        Groups as in torch; default is one group of all parameters.
-    select : callable
-        Sorts the parameters that have one of the given id().
-
-    Raises
-    ------
-    InvalidArgument
-        Options and groups contradict each other, or nothing is left to train.
+    Parameters in no group stay as they are; without groups, one has all parameters. `select` sorts
+    the parameters that have one of the given id().
     """
     given = [{"params": model.parameters()}] if param_groups is None else param_groups
     groups = groups_of_model(owner, model, given)
@@ -164,46 +139,6 @@ def choose_parameters(
         if id(p) in named - trained and p.numel() > 0
     ]
     return selection, groups
-
-
-def select_compressed(
-    owner: str, model: nn.Module, options: Any, wanted: Collection[int], written: bool
-) -> Selection:
-    """Sort the parameters that have an id() in `wanted`.
-
-    Embeddings and head are frozen unless the options say otherwise. If the user wrote the groups,
-    all their parameters are trained, as with torch's optimizers, embeddings and head through the
-    identity codec.
-
-    Parameters
-    ----------
-    options : SubspaceOptions
-    written : bool
-        Whether the user chose by groups what to train.
-
-    Raises
-    ------
-    InvalidArgument
-        Options and groups contradict each other, or nothing is left to compress.
-    """
-    if written:
-        _refuse_contradiction(owner, model, options, wanted)
-    embeddings = "identity" if written else options.embeddings
-    return select_weights(model, options.target, embeddings, wanted)
-
-
-def _refuse_contradiction(
-    owner: str, model: nn.Module, options: Any, named: Collection[int]
-) -> None:
-    """Refuse embeddings that the user asked both to train and to freeze."""
-    if options.embeddings != "frozen" or "embeddings" not in options.model_fields_set:
-        return
-    for name, parameter in embedding_parameters(model):
-        if id(parameter) in named:
-            raise InvalidArgument(
-                f"{owner}: {name} is in param_groups, but embeddings='frozen'; "
-                "leave it out of the groups, or leave embeddings= out to train it"
-            )
 
 
 def check_model(owner: str, model: Any) -> None:

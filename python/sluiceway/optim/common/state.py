@@ -21,74 +21,42 @@ if TYPE_CHECKING:
     from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 
 
+STATE_KEY = "sluiceway"
+SLICES = "slices"  # The states of a batch's slices, in order.
+_FORMAT = 1
+_COUNTS = ("committed_steps", "skipped_steps")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 # A 0-d parameter has 0-d moments; any other 0-d tensor is a number.
-_MAY_HAVE_NO_DIMENSIONS = ("exp_avg", "exp_avg_sq", "master")
+_MAY_HAVE_NO_DIMENSIONS = (*_MOMENTS, "master")
 
 
 def plain_state(state_dict: Any, *, to_host: bool) -> Any:
     """Return a state in plain dicts and lists, with as few copies as possible.
 
-    A value that is no mapping comes back as it is, for the checks to refuse. Parameter groups keep
-    the lists and tuples of torch.
-
-    Parameters
-    ----------
-    state_dict : mapping
-    to_host : bool
-        Whether to copy tensors on other devices to the host.
+    A value that is no mapping comes back as it is, for the checks to refuse. Tuples in parameter
+    groups stay tuples, as in torch. With `to_host`, tensors on other devices are copied to the
+    host.
     """
-    if not isinstance(state_dict, Mapping):
-        return state_dict
-    return {
-        key: _plain_groups(value) if key == "param_groups" else _plain(value, to_host, key)
-        for key, value in state_dict.items()
-    }
+    return _plain(state_dict, to_host) if isinstance(state_dict, Mapping) else state_dict
 
 
-def _plain(value: Any, to_host: bool, key: Any = None) -> Any:
+def _plain(value: Any, to_host: bool, key: Any = None, in_group: bool = False) -> Any:
     if isinstance(value, Mapping):
-        return {inner: _plain(each, to_host, inner) for inner, each in value.items()}
+        return {
+            inner: _plain(each, to_host, inner, in_group or key == "param_groups")
+            for inner, each in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_plain(each, to_host) for each in value]
-    if key not in _MAY_HAVE_NO_DIMENSIONS:
-        value = _number(value)
+        key = key if key == "param_groups" else None
+        plain = [_plain(each, to_host, key, in_group) for each in value]
+        return tuple(plain) if in_group and isinstance(value, tuple) else plain
+    is_tensor = isinstance(value, torch.Tensor) and not value.is_meta
+    is_number = (is_tensor and value.dim() == 0) or isinstance(value, np.generic)
+    if is_number and key not in _MAY_HAVE_NO_DIMENSIONS:
+        value, is_tensor = value.item(), False
     if key == "step" and isinstance(value, float) and value.is_integer():
         return int(value)  # torch's own AdamW counts in float32.
-    if to_host and isinstance(value, torch.Tensor) and not value.is_meta:
-        return value.detach().cpu()
-    return value
-
-
-def _plain_groups(groups: Any) -> Any:
-    if not isinstance(groups, list | tuple):
-        return groups
-    return [
-        {key: _plain_entry(value) for key, value in group.items()}
-        if isinstance(group, Mapping)
-        else group
-        for group in groups
-    ]
-
-
-def _plain_entry(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_number(each) for each in value)
-    if isinstance(value, list):
-        return [_number(each) for each in value]
-    return _number(value)
-
-
-def _number(value: Any) -> Any:
-    """Return the number in a 0-d tensor or numpy scalar; any other value as it is."""
-    is_tensor = isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_meta
-    return value.item() if is_tensor or isinstance(value, np.generic) else value
-
-
-STATE_KEY = "sluiceway"
-_FORMAT = 1
-_COUNTS = ("committed_steps", "skipped_steps")
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_SLICES = "slices"  # The states of a batch's slices, in order.
+    return value.detach().cpu() if to_host and is_tensor else value
 
 
 def frame_of(optimizer: EngineOptimizer) -> dict[str, Any]:
@@ -102,46 +70,28 @@ def frame_of(optimizer: EngineOptimizer) -> dict[str, Any]:
     }
 
 
-def parameter_state(optimizer: EngineOptimizer, index: int) -> dict[str, Any]:
-    """Return the state of one compressed weight; for a batch, the state of each slice."""
-    states = [optimizer.engine.weight_state(n) for n in optimizer.of_engine.numbers(index)]
-    return {_SLICES: states} if optimizer.weights[index].is_batch else states[0]
-
-
 def engine_states(
     optimizer: EngineOptimizer, states: dict[int, dict[str, Any]]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield each of the engine's weights as its number and its state.
-
-    Raises
-    ------
-    InvalidArgument
-        A batch has another number of slices.
-    """
+    """Yield each of the engine's weights as its number and its state."""
     for number, index in optimizer.numbered_weights().items():
         weight, numbers = optimizer.weights[index], optimizer.of_engine.numbers(index)
         state = states.get(number, {})
         if not weight.is_batch:
             yield numbers[0], state
             continue
-        check_entries(f"the state of {weight.name}", state, (_SLICES,))
-        slices = state[_SLICES]
+        check_entries(f"the state of {weight.name}", state, (SLICES,))
+        slices = state[SLICES]
         if not isinstance(slices, list) or len(slices) != len(numbers):
             raise InvalidArgument(
-                f"load_state_dict: {_SLICES} of {weight.name} is not a list of {len(numbers)} "
+                f"load_state_dict: {SLICES} of {weight.name} is not a list of {len(numbers)} "
                 "states, expected one for each of its slices"
             )
         yield from zip(numbers, slices, strict=True)
 
 
 def check_frame(optimizer: EngineOptimizer, state_dict: dict[str, Any]) -> None:
-    """Refuse a `state_dict` of other parameters or other groups; changes nothing.
-
-    Raises
-    ------
-    InvalidArgument
-        Names the first difference.
-    """
+    """Refuse a `state_dict` of other parameters or other groups; changes nothing."""
     check_entries("the state_dict", state_dict, ())
     saved = state_dict.get(STATE_KEY)
     if saved is None:
@@ -160,7 +110,13 @@ def check_frame(optimizer: EngineOptimizer, state_dict: dict[str, Any]) -> None:
     _check_names(saved["names"], optimizer.of_engine.names)
     for key in _COUNTS:
         check_count(f"{key} of its {STATE_KEY!r} entry", saved[key])
-    _check_loss_scale(saved["loss_scale"])
+    try:
+        _core.LossScale("dynamic").load(*saved["loss_scale"])
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"load_state_dict: loss_scale is {saved['loss_scale']!r}, expected a scale and two "
+            "counts"
+        ) from None
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if (found := [len(group["params"]) for group in state_dict["param_groups"]]) != sizes:
         raise InvalidArgument(
@@ -190,21 +146,10 @@ def check_count(what: str, value: Any) -> None:
         )
 
 
-def _check_loss_scale(saved: Any) -> None:
-    try:
-        _core.LossScale("dynamic").load(*saved)
-    except (TypeError, ValueError):
-        raise InvalidArgument(
-            f"load_state_dict: loss_scale is {saved!r}, expected a scale and two counts"
-        ) from None
-
-
 def _check_ordinary(optimizer: EngineOptimizer, states: dict[int, dict[str, Any]]) -> None:
     """Refuse states of missing parameters, and moments that do not fit their parameters."""
-    parameters, compressed = (
-        numbered_parameters(optimizer.param_groups),
-        optimizer.numbered_weights(),
-    )
+    parameters = numbered_parameters(optimizer.param_groups)
+    compressed = optimizer.numbered_weights()
     if beyond := sorted(set(states) - set(range(len(parameters))), key=str):
         raise InvalidArgument(
             f"load_state_dict: has a state of parameter {beyond[0]}, expected 0 to "
@@ -268,14 +213,11 @@ def restore_frame(optimizer: EngineOptimizer, state_dict: dict[str, Any]) -> Non
         if number not in compressed:
             p = parameters[number]
             optimizer.state[p] = {
-                key: _copy_beside(p, value) if isinstance(value, torch.Tensor) else value
+                key: value.to(p.device, copy=True, memory_format=torch.contiguous_format)
+                if isinstance(value, torch.Tensor)
+                else value
                 for key, value in values.items()
             }
     optimizer.engine.committed_steps = saved["committed_steps"]
     optimizer.loss_scale.load(*saved["loss_scale"])
     optimizer._progress.skipped_steps = saved["skipped_steps"]
-
-
-def _copy_beside(parameter: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty(moment.shape, dtype=moment.dtype, device=parameter.device)
-    return copy.copy_(moment)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -27,44 +27,26 @@ _TENSORS = ("exp_avg", "exp_avg_sq", "residual")
 _COUNTS = ("step", "residual_step")
 
 
-class _Handed(NamedTuple):
-    """An entry that the user may hold, the engine's states, and the entry's first contents."""
-
-    entry: dict[str, Any]
-    states: list[dict[str, Any]]
-    seen: dict[str, Any]
-
-
 class EngineStates(MutableMapping):
-    """State by parameter.
+    """State by parameter; holds the optimizer weakly.
 
-    Parameters
-    ----------
-    optimizer : EngineOptimizer
-        Held weakly.
-    keep : bool
-        If True, all entries handed out stay live until the next backward. If False, only the last
-        one does, as all of them would not fit into memory.
-
-    Attributes
-    ----------
-    ordinary : dict
-        States of the parameters that are not compressed.
+    If `keep`, all entries handed out stay live until the next backward. Otherwise only the last one
+    does, as all of them would not fit into memory.
     """
 
     def __init__(self, optimizer: EngineOptimizer, keep: bool) -> None:
         self._optimizer, self._keep = weakref.ref(optimizer), keep
         self._parameters = [weight.parameter for weight in optimizer.weights]
         self._numbers = {id(p): number for number, p in enumerate(self._parameters)}
-        self._handed: dict[int, _Handed] = {}
-        self.ordinary: dict[Any, Any] = {}
-        self.hidden = False  # Hides entries of compressed weights while torch's functions iterate.
+        # By weight, entries that the user may hold, each with its first contents.
+        self._handed: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self.ordinary: dict[Any, Any] = {}  # States of the parameters that are not compressed.
 
     # ---- Entries of compressed weights ----
 
     def _engine_has_states(self) -> bool:
         optimizer = self._optimizer()
-        return not self.hidden and optimizer is not None and optimizer.has_states()
+        return optimizer is not None and optimizer.has_states()
 
     def _number(self, key: Any) -> int | None:
         """Return the number of a compressed weight that has a state, else None."""
@@ -79,22 +61,19 @@ class EngineStates(MutableMapping):
             optimizer.synchronize()
             states = optimizer.engine_states_of(number)
             entry = _shown(states, optimizer.weights[number].is_batch)
-            self._handed[number] = _Handed(entry, states, _seen(entry))
-        return self._handed[number].entry
+            self._handed[number] = entry, _seen(entry)
+        return self._handed[number][0]
 
     def take_back(self) -> None:
         """Give the engine the changed entries; all entries handed out are mere copies from now on.
 
-        Raises
-        ------
-        InvalidArgument
-            Gradients are gathered, or an assigned value does not fit its weight.
+        Raises InvalidArgument if gradients are gathered, or a value does not fit its weight.
         """
         handed, self._handed = self._handed, {}
         optimizer = self._optimizer()
         if optimizer is None or not handed:
             return
-        for number, (entry, states, seen) in handed.items():
+        for number, (entry, seen) in handed.items():
             if _seen(entry) == seen:
                 continue
             weight = optimizer.weights[number]
@@ -104,8 +83,9 @@ class EngineStates(MutableMapping):
                     "while gradients are gathered; change it between step() and backward(), or "
                     "call zero_grad() first"
                 )
-            new = _taken(weight.name, entry, states, weight.is_batch)
             optimizer.synchronize()
+            states = optimizer.engine_states_of(number)
+            new = _taken(weight.name, entry, states, weight.is_batch)
             optimizer.take_engine_states(number, new)
 
     def drop_entries(self) -> None:
@@ -238,17 +218,10 @@ def _taken(
     return new
 
 
-class StateHooks(torch.optim.Optimizer):
-    """An optimizer whose state hooks see the whole state, which is more than torch's part.
-
-    torch would call the hooks with its own part of the state. This class keeps them apart, and a
-    subclass calls them around the whole state.
-    """
-
-    def _hooks_of(self, kind: str) -> OrderedDict[int, Callable[..., Any]]:
-        return self.__dict__.setdefault("_state_hooks", {}).setdefault(kind, OrderedDict())
-
-    def _register(self, kind: str, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
+def _registers(kind: str, call: str) -> Callable[..., RemovableHandle]:
+    def register(
+        self: StateHooks, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
         hooks = self._hooks_of(kind)
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook
@@ -256,40 +229,40 @@ class StateHooks(torch.optim.Optimizer):
             hooks.move_to_end(handle.id, last=False)
         return handle
 
-    def register_state_dict_pre_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
-        """Call `hook(optimizer)` before a state is taken."""
-        return self._register("saves", hook, prepend)
+    register.__doc__ = f"Call `hook({call}."
+    return register
 
-    def register_state_dict_post_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
-        """Call `hook(optimizer, state_dict)` with the whole state; it may return another."""
-        return self._register("saved", hook, prepend)
 
-    def register_load_state_dict_pre_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
-        """Call `hook(optimizer, state_dict)` before a load; it may return another state to load."""
-        return self._register("loads", hook, prepend)
+class StateHooks(torch.optim.Optimizer):
+    """An optimizer whose state hooks see the whole state, which is more than torch's part.
 
-    def register_load_state_dict_post_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
-        """Call `hook(optimizer)` after the whole state was loaded."""
-        return self._register("loaded", hook, prepend)
+    torch would call the hooks with its own part of the state. This class keeps them apart, and a
+    subclass calls them around the whole state.
+    """
+
+    register_state_dict_pre_hook = _registers("saves", "optimizer)` before a state is taken")
+    register_state_dict_post_hook = _registers(
+        "saved", "optimizer, state_dict)` with the whole state; it may return another"
+    )
+    register_load_state_dict_pre_hook = _registers(
+        "loads", "optimizer, state_dict)` before a load; it may return another state to load"
+    )
+    register_load_state_dict_post_hook = _registers(
+        "loaded", "optimizer)` after the whole state was loaded"
+    )
+
+    def _hooks_of(self, kind: str) -> OrderedDict[int, Callable[..., Any]]:
+        return self.__dict__.setdefault("_state_hooks", {}).setdefault(kind, OrderedDict())
+
+    def _changed_by(self, kind: str, *state: Any) -> Any:
+        """Call all hooks of a kind; return the state after they have seen it, if there is one."""
+        for hook in list(self._hooks_of(kind).values()):
+            changed = hook(self, *state)
+            state = state if changed is None or not state else (changed,)
+        return state[0] if state else None
 
     def _before_save(self) -> None:
-        for hook in list(self._hooks_of("saves").values()):
-            hook(self)
-
-    def _changed_by(self, kind: str, state_dict: Any) -> Any:
-        """Return the state after all hooks of a kind have seen it."""
-        for hook in list(self._hooks_of(kind).values()):
-            changed = hook(self, state_dict)
-            state_dict = state_dict if changed is None else changed
-        return state_dict
+        self._changed_by("saves")
 
     def _before_load(self, state_dict: Any) -> Any:
         """Return the state to load; hooks get a shallow copy, as in torch."""
@@ -297,5 +270,4 @@ class StateHooks(torch.optim.Optimizer):
         return self._changed_by("loads", state_dict.copy() if is_dict else state_dict)
 
     def _after_load(self) -> None:
-        for hook in list(self._hooks_of("loaded").values()):
-            hook(self)
+        self._changed_by("loaded")

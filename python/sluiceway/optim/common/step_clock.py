@@ -19,14 +19,8 @@ class StepClock:
 
     Bytes are counted when they cross, so a step's line has the bytes that crossed between its two
     ends; the last update of a run crosses after the last step. Likewise on a GPU a step's line has
-    the stalls that the device has finished, and a later line has the rest.
-
-    Parameters
-    ----------
-    engine : SubspaceEngine or OffloadEngine
-    device : DeviceOps
-    resident_bytes : int
-        Bytes of the model, which the engine has reserved on the device tier.
+    the stalls that the device has finished, and a later line has the rest. `resident_bytes` are the
+    bytes of the model, which the engine has reserved on the device tier.
     """
 
     def __init__(self, engine: Any, device: DeviceOps, resident_bytes: int) -> None:
@@ -45,10 +39,7 @@ class StepClock:
     def backward(self, forward_began: Any, backward_began: Any) -> None:
         """Count a backward that ended; the cost model gets its device time once that is known.
 
-        Parameters
-        ----------
-        forward_began, backward_began : object
-            Marks of the device; None for a forward that was not seen.
+        It began at these marks of the device; None for a forward that was not seen.
         """
         began = backward_began if forward_began is None else forward_began
         self._passes.append((began, backward_began, self._device.mark()))

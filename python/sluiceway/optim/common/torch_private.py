@@ -1,15 +1,14 @@
 """Every private name of torch that our optimizers lean on, and nothing else.
 
 Each entry says what it is for and what happens without it. All were tried with torch 2.11;
-`make newest` runs the tests with the newest torch. Code outside of this file uses public names, and
-defines one that torch asks for: GradScaler asks an optimizer for `_step_supports_amp_scaling`.
+`make newest` runs the tests with the newest torch. Code outside of this file uses public names.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,13 +16,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+
 # 1. torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction,
 #    torch._C._is_torch_function_enabled()
-#
 # For:     reading attributes of a parameter or `.grad` whose class answers torch's functions.
 # Without: each of our own reads would wait for an update that is in flight.
-
-
 def asking_no_class() -> AbstractContextManager[Any]:
     """Let torch's functions take tensors as they are, without asking their classes."""
     return torch._C.DisableTorchFunctionSubclass()
@@ -40,10 +37,8 @@ def classes_are_asked() -> bool:
 
 
 # 2. torch._C._current_graph_task_id()
-#
 # For:     a forward that checkpointing repeats inside of a backward, and the sum of one backward.
 # Without: such a forward would count as a second use of its weights.
-
 NO_BACKWARD = -1
 
 
@@ -53,33 +48,24 @@ def running_backward() -> int:
 
 
 # 3. torch._C._will_engine_execute_node()
-#
 # For:     fused layers, to tell `backward()` from `torch.autograd.grad()`.
 # Without: they would give a core to a call that trains nothing.
-
-
 def backward_reaches(node: Any) -> bool:
     """Return whether the running backward reaches this node of autograd."""
     return torch._C._will_engine_execute_node(node)
 
 
 # 4. Variable._execution_engine.queue_callback(), which FSDP and DDP use too
-#
 # For:     the end of a backward, when the norm of its gradients is put into `.grad`.
 # Without: `.grad` would be empty before `step()`, so torch could clip nothing.
-
-
 def when_backward_ends(call: Callable[[], None]) -> None:
     """Call `call` when the running backward has ended; autograd drops it if the backward raised."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 # 5. torch._C._functorch.peek_interpreter_stack(), forward_ad._current_level
-#
 # For:     fused layers under `torch.func` and forward derivatives: they form a gradient there.
 # Without: a transform would get no gradient of a fused weight.
-
-
 def is_transformed() -> bool:
     """Return whether a transform of `torch.func` or a forward derivative is running."""
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
@@ -87,11 +73,9 @@ def is_transformed() -> bool:
 
 
 # 6. The functions with which torch._functorch wraps tensors
-#
 # For:     transforms of `torch.func` wrap a tensor without asking its class.
 # Without: a transform that follows `step()` would read weights before their update. A name that has
 #          moved is an AttributeError when an optimizer is made.
-
 _WRAPPERS = (
     ("eager_transforms", "_wrap_for_grad"),
     ("eager_transforms", "_wrap_functional_tensor"),
@@ -101,47 +85,34 @@ _WRAPPERS = (
 
 @functools.cache
 def tell_before_wrapping(tell: Callable[[Any], None]) -> None:
-    """Let `tell` see each tensor that a transform is about to wrap, from now on.
-
-    Parameters
-    ----------
-    tell : callable
-        Gets the tensor. torch.compile traces it, too.
-    """
+    """Let `tell` see each tensor that a transform is about to wrap; torch.compile traces it too."""
     import torch._functorch.eager_transforms
     import torch._functorch.vmap
 
+    def telling(wrap: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(wrap)
+        def wrapped(tensor: torch.Tensor, *more: int) -> torch.Tensor:
+            tell(tensor)
+            return wrap(tensor, *more)
+
+        return wrapped
+
     for module_name, name in _WRAPPERS:
         module = getattr(torch._functorch, module_name)
-        setattr(module, name, _telling(tell, getattr(module, name)))
-
-
-def _telling(tell: Callable[[Any], None], wrap: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(wrap)
-    def telling(tensor: torch.Tensor, *more: int) -> torch.Tensor:
-        tell(tensor)
-        return wrap(tensor, *more)
-
-    return telling
+        setattr(module, name, telling(getattr(module, name)))
 
 
 # 7. torch.Tensor._make_subclass(), on which nn.Parameter is built
-#
 # For:     tensors of a class of ours, and parameters made of one that is in flight.
 # Without: `as_subclass()` does the same, but puts a node into the graph of autograd.
-
-
 def of_class(kind: type[torch.Tensor], tensor: torch.Tensor) -> Any:
     """Return a tensor of class `kind` with the storage of `tensor`, and no graph."""
     return torch.Tensor._make_subclass(kind, tensor)
 
 
 # 8. torch._dynamo: FRAME_COUNTER, on_compile_start(), callback_handler
-#
 # For:     the first compilation of a process; compiled graphs read weights without asking.
 # Without: a compiled model would read weights before their update.
-
-
 def has_compiled() -> bool:
     """Return whether this process has compiled anything; imports Dynamo like torch's optimizers."""
     import torch._dynamo
@@ -165,12 +136,9 @@ def dynamo_is_loaded() -> bool:
 
 
 # 9. Tensor._backward_hooks, Tensor._post_accumulate_grad_hooks
-#
 # For:     other hooks, which see a gradient before ours takes it, or find `.grad` empty.
 # Without: a fused layer would skip hooks of its weight, and an optimizer that runs in backward
 #          would see None without a word.
-
-
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Return whether a hook gets the gradient of a parameter before it is accumulated."""
     return bool(parameter._backward_hooks)
@@ -182,104 +150,79 @@ def accumulation_hooks(parameter: torch.Tensor) -> list[int]:
 
 
 # 10. Tensor._version
-#
 # For:     whether a tensor was written to since it was seen.
 # Without: offload and zo would miss weights that other code changes; projected inputs could be
 #          stale.
-
-
 def version(tensor: torch.Tensor) -> int:
     """Return how often autograd has noticed a write to a tensor."""
     return tensor._version
 
 
 # 11. Tensor._cdata
-#
 # For:     torch.utils.swap_tensors(), which gives a parameter the C++ tensor of another one.
 # Without: our hooks would stay with the old C++ tensor, and the weight would not be trained.
-
-
 def inside(tensor: torch.Tensor) -> int:
     """Return the address of the C++ tensor in a Python tensor."""
     return tensor._cdata
 
 
 # 12. Module._parameters
-#
 # For:     the parameters that a module holds itself, read past any special dict: some libraries
 #          put dicts of their own there.
 # Without: `named_parameters(recurse=False)` reads the same, through such a dict.
-
-
 def held_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """Return the parameters of a module without those of its children."""
     return dict(dict.items(module._parameters))
 
 
 # 13. DistributedDataParallel._active_ddp_module, Module._is_fsdp_managed_module
-#
-# For:     a wrapper put around the model after the optimizer was made.
-# Without: ranks would drift apart silently; only the process group would reveal several ranks.
-
-
-def runs_inside_ddp() -> bool:
-    """Return whether a forward inside of DistributedDataParallel is running."""
-    return DistributedDataParallel._active_ddp_module is not None
-
-
-def is_managed_by_fsdp(module: nn.Module) -> bool:
-    """Return whether FSDP1 says that it has the parameters of a module."""
-    return getattr(module, "_is_fsdp_managed_module", False)
+# For:     a wrapper put around the model after the optimizer was made, in a group of one rank.
+# Without: such a model would not be trained, silently under FSDP1.
+def is_wrapped(modules: Iterable[nn.Module]) -> bool:
+    """Return whether the forward of a DDP runs, or FSDP1 has parameters of one of the modules."""
+    inside = DistributedDataParallel._active_ddp_module is not None
+    return inside or any(getattr(m, "_is_fsdp_managed_module", False) for m in modules)
 
 
 # 14. torch._foreach_norm()
-#
 # For:     norms of many gradients in a few kernels, as torch's own clipping takes them.
 # Without: one kernel each, which takes longer to launch than to run.
-
-
 def norms_of(tensors: list[torch.Tensor], order: float, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return the norm of each tensor, summed in `dtype`, on its device."""
     return list(torch._foreach_norm(tensors, order, dtype=dtype))
 
 
 # 15. torch.ops.aten._unsafe_view()
-#
 # For:     the output of a fused layer, which others may change in place.
 # Without: autograd refuses that, as the output would be a view made inside of a function.
-
-
 def reshaped(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a new tensor in another shape, with the storage of one that is no longer used."""
     return torch.ops.aten._unsafe_view(tensor, shape)
 
 
-# Private attributes that are only named here, so that a look at them waits for nothing.
-ATTRIBUTES_THAT_LOOK = (
+# Names of attributes and functions that read the gradient, the shape or the like of a tensor, but
+# no value, so that they need wait for nothing.
+_ATTRIBUTES_THAT_LOOK = (
     *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "names"),
     *("is_leaf", "grad_fn", "requires_grad", "retains_grad", "output_nr", "_version", "_base"),
     *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn"),
     *("is_xpu", "is_mps", "is_xla", "is_ipu", "is_vulkan", "is_maia", "is_mtia", "is_sparse_csr"),
     *("grad", "_grad", "grad_dtype", "_backward_hooks", "_post_accumulate_grad_hooks"),
 )
-METHODS_THAT_LOOK = (
+_FUNCTIONS_THAT_LOOK = (
     *("size", "dim", "numel", "nelement", "stride", "storage_offset", "element_size", "__len__"),
     *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference"),
     *("get_device", "requires_grad_", "retain_grad"),
     *("register_hook", "register_post_accumulate_grad_hook"),
     *("zeros_like", "empty_like", "ones_like", "new_zeros", "new_empty", "new_ones", "new_full"),
 )
-
-
-def _functions_that_only_look() -> frozenset[Any]:
-    found: set[Any] = set()
-    for name in ATTRIBUTES_THAT_LOOK:
-        attribute = getattr(torch.Tensor, name, None)  # Not every torch has all of them.
-        found |= {getattr(attribute, "__get__", None), getattr(attribute, "__set__", None)}
-    for owner in (torch.Tensor, torch):
-        found |= {getattr(owner, name, None) for name in METHODS_THAT_LOOK}
-    return frozenset(found - {None}) | {torch.Tensor.grad.__delete__}
-
-
-LOOKS = _functions_that_only_look()
-"""Functions that read the gradient, the shape or the like of a tensor, but no value."""
+_looking = [getattr(torch.Tensor, name, None) for name in _ATTRIBUTES_THAT_LOOK]
+LOOKS = frozenset(
+    [getattr(attribute, way, None) for attribute in _looking for way in ("__get__", "__set__")]
+    + [
+        getattr(owner, name, None)
+        for owner in (torch.Tensor, torch)
+        for name in _FUNCTIONS_THAT_LOOK
+    ]
+    + [torch.Tensor.grad.__delete__]
+) - {None}  # Not every torch has all of them.

@@ -12,10 +12,10 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.targets import Selection
+from sluiceway.model.targets import Selection, embedding_parameters, select_weights
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.engine_optimizer import EngineOptimizer
-from sluiceway.optim.common.parameters import check_group, select_compressed
+from sluiceway.optim.common.parameters import check_group
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     engine_for,
@@ -102,8 +102,22 @@ class SubspaceAdamW(EngineOptimizer):
             fuse_own(model, self)
 
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        written = grouped and self._groups_are_written
-        return select_compressed(self._owner, model, self.options, wanted, written)
+        """Select what to compress; embeddings and head are frozen unless the options say otherwise.
+
+        If the user wrote the groups, all their parameters are trained, as with torch's optimizers,
+        embeddings and head through the identity codec.
+        """
+        options = self.options
+        if not (grouped and self._groups_are_written):
+            return select_weights(model, options.target, options.embeddings, wanted)
+        if options.embeddings == "frozen" and "embeddings" in options.model_fields_set:
+            for name, parameter in embedding_parameters(model):
+                if id(parameter) in wanted:
+                    raise InvalidArgument(
+                        f"{self._owner}: {name} is in param_groups, but embeddings='frozen'; "
+                        "leave it out of the groups, or leave embeddings= out to train it"
+                    )
+        return select_weights(model, options.target, "identity", wanted)
 
     def _make_engine(self, model: nn.Module) -> _core.SubspaceEngine:
         options = self.options

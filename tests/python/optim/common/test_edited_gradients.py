@@ -16,6 +16,7 @@ from updates import SLOW
 
 STEPS = 8
 EPS = 1e-6  # Adam divides by less noise where gradients are small.
+REFUSED = "the values of a compressed gradient were to be read, edited or combined"
 
 
 def error_of(drive, **arguments):
@@ -158,7 +159,7 @@ def some_dropped(gradient):
     ids=["row", "last-row", "column", "half", "dropout", "centralised", "noise", "clamp", "sign"],
 )
 def test_edited_element_by_element(act):
-    refuses(between(act), "to be edited by value|to be combined with another tensor|values of a")
+    refuses(between(act), REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_values_are_not_there_to_be_read(look):
     with identity(model) as opt:
         loss_of(model, 0).backward()
         for p in (w.parameter for w in opt.weights):
-            with pytest.raises(sw.Unavailable, match=r"of a compressed|a compressed gradient"):
+            with pytest.raises(sw.Unavailable, match="a compressed gradient"):
                 look(p.grad)
         opt.step()
 
@@ -189,7 +190,7 @@ def test_products_of_two_gradients_are_refused():
         loss_of(model, 0).backward()
         first, second = (w.parameter.grad for w in opt.weights[:2])
         assert float((first * first).sum()) == pytest.approx(float(first.norm()) ** 2)
-        with pytest.raises(sw.Unavailable, match="the values of a compressed gradient"):
+        with pytest.raises(sw.Unavailable, match=REFUSED):
             first * second
         opt.step()
 
@@ -201,7 +202,7 @@ def test_gradients_that_are_not_finite_are_not_repaired():
             torch.nan_to_num_(p.grad, 0, 0, 0)
         opt.step()
 
-    refuses(drive, "nan_to_num_: the .grad of a compressed weight was to be edited")
+    refuses(drive, "nan_to_num_: " + REFUSED)
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan")])
@@ -250,7 +251,7 @@ def importance(model, opt):
     "act", [sharpened, sharpened_at_once, stepped_by_hand, decayed_by_hand, importance]
 )
 def test_a_weight_and_its_gradient(act):
-    refuses(between(act), "of a compressed weight was to be combined with another tensor")
+    refuses(between(act), REFUSED)
 
 
 # ---- Gradients of another step ----
@@ -285,7 +286,7 @@ def test_clones_of_another_step_are_not_added():
                 p.grad = p.grad + gradient
         opt.step()
 
-    refuses(drive, "add: the values of a compressed gradient were asked for")
+    refuses(drive, "add: " + REFUSED)
 
 
 @pytest.mark.parametrize("then", ["step", "backward"])

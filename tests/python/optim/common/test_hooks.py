@@ -7,11 +7,11 @@ import sluiceway as sw
 import torch
 from sluiceway import _core
 from sluiceway.model.targets import select_weights
-from sluiceway.optim.common.model_hooks import GradientSink, ModelHooks
+from sluiceway.optim.common.model_hooks import ModelHooks
 from small_models import CheckpointedReentrant, Tied, loss_of, make
 
 
-class Recorder(GradientSink):
+class Recorder:
     """Writes down what it is told, and keeps the gradients."""
 
     def __init__(self, model):

@@ -17,6 +17,7 @@ from twins import identity
 RANK = REPOSITORY / "tests/python/one_rank.py"
 GROUP_OF_TWO = "a process group of 2 ranks is initialised, but"
 
+WRAPPED_SINCE = "the model was wrapped in DistributedDataParallel or FSDP after"
 
 # What each case says with two ranks, and with one.
 OF_TWO = {
@@ -36,11 +37,11 @@ OF_TWO = {
 }
 OF_ONE = {
     "wrapped_before_views": "the model is wrapped in DistributedDataParallel",
-    "wrapped_after_static": "the model runs inside of DistributedDataParallel",
-    "wrapped_after_views": "the model runs inside of DistributedDataParallel",
-    "sharded_after": "blocks.0.up.weight is sharded",
-    "fsdp1_after": "blocks.0.up.weight is sharded",
-    "fsdp1_after_original": "blocks.0.up.weight is sharded",
+    "wrapped_after_static": WRAPPED_SINCE,
+    "wrapped_after_views": WRAPPED_SINCE,
+    "sharded_after": WRAPPED_SINCE,
+    "fsdp1_after": WRAPPED_SINCE,
+    "fsdp1_after_original": WRAPPED_SINCE,
     "data_parallel": "the model is wrapped in DataParallel",
 }
 
