@@ -13,6 +13,13 @@ from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, Room, micro_batch_seconds, trained_elements
+from sluiceway.engines.zo_choices import (
+    TOKEN_FLOP,
+    ConsolidationCosts,
+    PlannedBases,
+    choose_directions,
+)
+from sluiceway.engines.zo_rehearsal import PerturbedCopies, StreamedUses
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.machine.wear import hiding_tokens
 from sluiceway.model.blocks import find_blocks
@@ -20,11 +27,8 @@ from sluiceway.model.chunked_loss.rehearsed import rehearse_chunked_loss
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import owners_of
-from sluiceway.optim.zo.consolidation import ConsolidationCosts, PlannedBases
-from sluiceway.optim.zo.halves.directions import TOKEN_FLOP, choose_directions
-from sluiceway.optim.zo.low_rank.products import is_read_by_products
-from sluiceway.optim.zo.rehearsed import PerturbedCopies, StreamedUses
-from sluiceway.optim.zo.weights import needs_master
+from sluiceway.optim.zo.device_weights import needs_master
+from sluiceway.optim.zo.products import is_read_by_products
 
 _MASTER_BYTES = 4
 _UPDATE_BYTES = 2 * _MASTER_BYTES  # A is read and written, once for all directions.

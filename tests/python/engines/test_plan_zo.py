@@ -14,7 +14,7 @@ import torch
 from conftest import REPOSITORY, read_lines
 from sluiceway.commands.plan import make_plan
 from sluiceway.config.file import load_config
-from sluiceway.optim.zo.consolidation import ConsolidationCosts
+from sluiceway.engines.zo_choices import ConsolidationCosts
 from test_plan_disk import WHOLE, of_two_layers, parameters_of
 from transformers import OPTConfig, OPTForCausalLM
 

@@ -13,13 +13,12 @@ from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import find_blocks, weights_by_block
-from sluiceway.optim.zo.halves.measurement import Measured
-from sluiceway.optim.zo.halves.random_state import RandomState
-from sluiceway.optim.zo.halves.units import Copies, Unit
-from sluiceway.optim.zo.low_rank.weights import LowRankWeights
+from sluiceway.optim.zo.device_weights import LowRankWeights, Noise, ResidentWeights
+from sluiceway.optim.zo.measurement import Copies, Measured, Unit
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
+from sluiceway.optim.zo.same_inputs import RandomState
 from sluiceway.optim.zo.tier import Training
-from sluiceway.optim.zo.weights import Noise, ResidentWeights, TrainedWeight
+from sluiceway.optim.zo.weights import TrainedWeight
 
 
 class DeviceTier:

@@ -9,8 +9,8 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.disk.disk_tier import DiskTier
-from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.disk_tier import DiskTier
+from sluiceway.optim.zo.host_tier import HostTier
 from sluiceway.optim.zo.tier import Tier
 
 

@@ -20,26 +20,23 @@ from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.parameters import check_number
 from sluiceway.optim.common.states import StateHooks
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.halves.measurement import Measurement
-from sluiceway.optim.zo.halves.random_state import RandomState
-from sluiceway.optim.zo.halves.same_inputs import SameInputs
-from sluiceway.optim.zo.halves.units import measuring_halves
-from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.host_tier import HostTier
 from sluiceway.optim.zo.inference import usable_later
 from sluiceway.optim.zo.logged_steps import LoggedSteps
-from sluiceway.optim.zo.parity.parity_tier import ParityTier
-from sluiceway.optim.zo.parity.snapshots import Snapshots
+from sluiceway.optim.zo.measurement import Measurement, measuring_halves
 from sluiceway.optim.zo.rates import (
     checked_loss,
     group_update,
     mean_of_closures,
     projected_gradient,
 )
-from sluiceway.optim.zo.selection import trained_groups, trained_weights
+from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
+from sluiceway.optim.zo.snapshots import Snapshots
 from sluiceway.optim.zo.state import saved_frame, take_state
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.tiers import device_of, make_tier
-from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.weights import TrainedWeight, trained_groups, trained_weights
+from sluiceway.optim.zo.write_back_tier import ParityTier
 
 
 @documents_options(ZoArguments)

@@ -19,8 +19,8 @@ from sluiceway.optim.common.state import (
     plain_state,
 )
 from sluiceway.optim.zo.device_tier import DeviceTier
-from sluiceway.optim.zo.host.host_tier import HostTier
-from sluiceway.optim.zo.parity.parity_tier import ParityTier
+from sluiceway.optim.zo.host_tier import HostTier
+from sluiceway.optim.zo.write_back_tier import ParityTier
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.optimizer import ZoSgd

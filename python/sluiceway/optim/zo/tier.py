@@ -12,8 +12,7 @@ from torch import nn
 
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.halves.measurement import Measured
-from sluiceway.optim.zo.halves.units import WeightSource
+from sluiceway.optim.zo.measurement import Measured, WeightSource
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.weights import TrainedWeight
 

@@ -8,12 +8,12 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps, device_ops
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.device_tier import DeviceTier
-from sluiceway.optim.zo.disk.disk_tier import DiskTier
-from sluiceway.optim.zo.host.host_memory import streaming_device
-from sluiceway.optim.zo.host.host_tier import HostTier, StreamedTier
-from sluiceway.optim.zo.parity.parity_tier import ParityTier
+from sluiceway.optim.zo.disk_tier import DiskTier
+from sluiceway.optim.zo.host_memory import streaming_device
+from sluiceway.optim.zo.host_tier import HostTier, StreamedTier
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.write_back_tier import ParityTier
 
 # Options that a tier does not use, with the tier that does.
 _FOREIGN = {

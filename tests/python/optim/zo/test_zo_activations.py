@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sluiceway
 import torch
-from sluiceway.optim.zo.low_rank.products import LowRankMatrix
+from sluiceway.optim.zo.products import LowRankMatrix
 from small_llama import small_llama, tokens
 from torch import nn
 from torch.nn import functional

@@ -7,7 +7,7 @@ import copy
 import pytest
 import sluiceway
 import torch
-from sluiceway.optim.zo.parity.master_base import MasterBase
+from sluiceway.optim.zo.master_base import MasterBase
 from torch import nn
 from zo_models import OPTIONS, decoder, of_dtype, same, zo_ids, zo_loss, zo_train
 

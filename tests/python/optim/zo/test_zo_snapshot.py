@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sluiceway
 import torch
-from sluiceway.optim.zo.parity.weight_snapshot import WeightSnapshot
+from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
 from sluiceway.run.saving.side_thread import SideThread
 from torch import nn
 from zo_models import OPTIONS, decoder, of_dtype, same, zo_ids, zo_loss, zo_train

@@ -13,7 +13,7 @@ from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.striping import weights_of_new
 from sluiceway.optim.common.tier_limits import tier_limits
-from sluiceway.optim.zo.host.base import absent
+from sluiceway.optim.zo.base import absent
 from sluiceway.optim.zo.tier import Training
 from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for

@@ -12,11 +12,11 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.host.base_weights import BaseWeights
-from sluiceway.optim.zo.parity.master_base import MasterBase
-from sluiceway.optim.zo.parity.written_engine import WrittenEngine
+from sluiceway.optim.zo.base_weights import BaseWeights
+from sluiceway.optim.zo.master_base import MasterBase
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.written_engine import WrittenEngine
 
 
 class MasterWeights(BaseWeights):

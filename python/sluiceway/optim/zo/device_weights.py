@@ -1,4 +1,13 @@
-"""Matrices that zeroth-order training moves along low-rank directions [LOZO, arXiv 2410.07698].
+"""Weights in device memory that zeroth-order training updates.
+
+    theta = float(Gamma) A,   A += c z,   c = -lr g / (q Gamma)
+
+A is float32. It is the parameter itself if that is float32 and Gamma is 1. Otherwise A is a master
+beside the parameter, which is its image, rounded to nearest. Rounding 16-bit weights themselves
+stochastically in every step would need no master, but it loses information for good, and no log of
+scalars could reproduce the weights.
+
+Matrices that zeroth-order training moves along low-rank directions [LOZO, arXiv 2410.07698].
 
     z = U V^T,   theta = float(Gamma) (A + M V^T),   M += c U,   c = -lr g / (q Gamma)
 
@@ -18,6 +27,7 @@ Tensors hold U and V transposed. Norms and biases have elementwise noise of the 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -25,15 +35,88 @@ import torch
 
 from sluiceway import _core
 from sluiceway.machine.device_ops import DeviceOps
-from sluiceway.optim.zo.low_rank.products import LowRankMatrix, is_read_by_products
+from sluiceway.optim.zo.products import LowRankMatrix, is_read_by_products
 from sluiceway.optim.zo.rates import as_float
-from sluiceway.optim.zo.weights import MASTER, Noise, ResidentWeights, TrainedWeight
+from sluiceway.optim.zo.weights import TrainedWeight
 
+MASTER = "master"
 SUM = "low_rank_sum"  # M of the current period.
 _OF_V = 2**32 - 1  # Purpose in the noise key of V, whose step is the period; others: directions.
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 Neighbours = tuple[torch.Tensor, torch.Tensor] | tuple[LowRankMatrix, LowRankMatrix]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Family and seed of the noise that directions z are drawn from."""
+
+    family: str
+    seed: int
+
+
+class ResidentWeights:
+    """Computes A, theta and both neighbours of theta.
+
+    Parameters
+    ----------
+    noise : Noise
+    device : DeviceOps
+    state : dict
+        The optimizer's state, which holds the masters.
+    """
+
+    def __init__(self, noise: Noise, device: DeviceOps, state: dict[Any, Any]) -> None:
+        self._noise, self._device, self._state = noise, device, state
+
+    def neighbours(
+        self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute theta + eps z and theta - eps z in the parameter's dtype."""
+        p = weight.parameter.detach()
+        plus, minus = torch.empty_like(p), torch.empty_like(p)
+        _core.perturb(
+            self._a_of(weight), plus, minus, [], gamma, eps, self._noise.family, self._noise.seed,
+            step, weight.tensor, direction, compute=self._device.compute(),
+        )  # fmt: skip
+        return plus, minus
+
+    def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:
+        """Make the master if the parameter cannot be A any more."""
+        p = weight.parameter
+        if MASTER not in self._state.get(p, {}) and needs_master(p, gamma_after):
+            self._state[p] = {MASTER: p.detach().to(torch.float32, copy=True)}
+
+    def update(
+        self, weight: TrainedWeight, gamma_after: float, step: int, scales: list[float]
+    ) -> None:
+        """Add c z of each direction to A, and write the new theta into the parameter."""
+        a, p = self._a_of(weight), weight.parameter
+        seed, compute = self._noise.seed, self._device.compute()
+        pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
+        _core.materialise(a, a, pending, 1.0, self._noise.family, compute=compute)
+        if a.data_ptr() != p.data_ptr():
+            self.round(weight, gamma_after, step + 1)
+        torch.autograd.graph.increment_version(p)
+
+    def round(self, weight: TrainedWeight, gamma: float, _step: int) -> None:
+        """Write theta into the parameter."""
+        compute, family = self._device.compute(), self._noise.family
+        out = weight.parameter.detach()
+        _core.materialise(self._a_of(weight), out, [], gamma, family, compute=compute)
+
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors in a parameter's state, if it has a state."""
+        return {MASTER: tuple(p.shape)}
+
+    def _a_of(self, weight: TrainedWeight) -> torch.Tensor:
+        p = weight.parameter
+        return self._state.get(p, {}).get(MASTER, p.detach())
+
+
+def needs_master(p: torch.Tensor, gamma: float) -> bool:
+    """Tell whether a parameter cannot be A itself when Gamma has this value."""
+    return p.dtype is not torch.float32 or gamma != 1.0
 
 
 class LowRankWeights:

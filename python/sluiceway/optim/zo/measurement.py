@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -22,13 +22,69 @@ from torch.utils._pytree import tree_map_only
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-from sluiceway.optim.zo.halves.lockstep import LockStep
-from sluiceway.optim.zo.halves.random_state import RandomState
-from sluiceway.optim.zo.halves.same_inputs import SameInputs
-from sluiceway.optim.zo.halves.substitution import ImplicitMatrix, Substitution
-from sluiceway.optim.zo.halves.units import Copies, Half, Unit, WeightSource
+from sluiceway.optim.zo.lockstep import LockStep
+from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
+from sluiceway.optim.zo.substitution import ImplicitMatrix, Substitution
 
 _EVERYWHERE = -1
+_SIGNS = ("+", "-")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module that is perturbed while its forward runs."""
+
+    label: str  # For errors: "block layers.1".
+    module: nn.Module
+
+
+class Copies(NamedTuple):
+    """Perturbed weights of a parameter, one for each side."""
+
+    parameter: nn.Parameter
+    sides: Sequence[torch.Tensor | ImplicitMatrix]
+
+
+class WeightSource(Protocol):
+    """Makes perturbed copies of weights, which the halves of one direction share."""
+
+    def acquire(self, unit: int, direction: int) -> list[Copies]:
+        """Copy the weights of a unit, whose forward begins; the copies last until `release`."""
+
+    def release(self, unit: int, direction: int) -> None:
+        """Free a unit's copies, after every half of the direction has left its forward."""
+
+    def throughout(self, direction: int) -> list[Copies]:
+        """Copy the weights that no single unit reads; the copies last for the measurement."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """One run of one closure, on one side of a direction."""
+
+    name: str
+    direction: int
+    side: int
+    closure: int
+
+
+def measuring_halves(directions: int, closures: int) -> list[Half]:
+    """List the halves of a step: for each direction both sides, each with all closures."""
+    return [
+        Half(f"{_SIGNS[side]} of direction {d}{_of_closure(k, closures)}", d, side, k)
+        for d in range(directions)
+        for side in range(2)
+        for k in range(closures)
+    ]
+
+
+def plain_halves(closures: int) -> list[Half]:
+    """List one half per closure, on the weights themselves."""
+    return [Half(f"closure {k}", 0, 0, k) for k in range(closures)]
+
+
+def _of_closure(number: int, of: int) -> str:
+    return f", closure {number}" if of > 1 else ""
 
 
 @dataclass

@@ -12,8 +12,8 @@ from sluiceway.base.atomic import replace_file
 from sluiceway.errors import Corrupt, InvalidArgument
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.tier_limits import tier_limits
-from sluiceway.optim.zo.host.base import Base
-from sluiceway.optim.zo.host.log_folder import LOG, LogFolder
+from sluiceway.optim.zo.base import Base
+from sluiceway.optim.zo.log_folder import LOG, LogFolder
 from sluiceway.optim.zo.tier import Training
 
 

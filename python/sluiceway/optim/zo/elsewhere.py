@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-from sluiceway.optim.zo.halves.substitution import is_no_read
+from sluiceway.optim.zo.substitution import is_no_read
 
 # These return the tensor itself if it already has the type and the device.
 _CONVERSIONS = {

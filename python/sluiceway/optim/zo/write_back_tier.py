@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from sluiceway.errors import Error, InvalidArgument
-from sluiceway.optim.zo.host.base_weights import BaseWeights
-from sluiceway.optim.zo.host.host_tier import StreamedTier
-from sluiceway.optim.zo.parity.master_base import MasterBase
-from sluiceway.optim.zo.parity.master_weights import MasterWeights
-from sluiceway.optim.zo.parity.weight_snapshot import WeightSnapshot
-from sluiceway.optim.zo.parity.written_engine import WrittenEngine
+from sluiceway.optim.zo.base_weights import BaseWeights
+from sluiceway.optim.zo.device_weights import MASTER
+from sluiceway.optim.zo.host_tier import StreamedTier
+from sluiceway.optim.zo.master_base import MasterBase
+from sluiceway.optim.zo.master_weights import MasterWeights
 from sluiceway.optim.zo.tier import Closure, Training
-from sluiceway.optim.zo.weights import MASTER, TrainedWeight
+from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
+from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.written_engine import WrittenEngine
 
 
 class ParityTier(StreamedTier):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.zo.disk.disk_base import DiskBase
-from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.disk_base import DiskBase
+from sluiceway.optim.zo.host_tier import HostTier
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.tier import Closure, Training
 

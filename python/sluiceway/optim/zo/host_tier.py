@@ -19,16 +19,15 @@ from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.ownership import hold
-from sluiceway.optim.zo.halves.measurement import Measured, Measurement
-from sluiceway.optim.zo.halves.units import Copies, Unit, plain_halves
-from sluiceway.optim.zo.host.base import Base
-from sluiceway.optim.zo.host.base_weights import BaseWeights
-from sluiceway.optim.zo.host.forward_order import ForwardOrder, watch_forward
-from sluiceway.optim.zo.host.host_base import HostBase
-from sluiceway.optim.zo.host.host_memory import move_buffers
-from sluiceway.optim.zo.host.logged_engine import LoggedEngine, StreamingEngine, bytes_beside
-from sluiceway.optim.zo.host.reader import Reader
+from sluiceway.optim.zo.base import Base
+from sluiceway.optim.zo.base_weights import BaseWeights
+from sluiceway.optim.zo.forward_order import ForwardOrder, watch_forward
+from sluiceway.optim.zo.host_base import HostBase
+from sluiceway.optim.zo.host_memory import move_buffers
+from sluiceway.optim.zo.logged_engine import LoggedEngine, StreamingEngine, bytes_beside
+from sluiceway.optim.zo.measurement import Copies, Measured, Measurement, Unit, plain_halves
 from sluiceway.optim.zo.rates import GroupUpdate
+from sluiceway.optim.zo.reader import Reader
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.weights import TrainedWeight
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.parity.parity_tier import ParityTier
-from sluiceway.optim.zo.parity.weight_snapshot import WeightSnapshot
 from sluiceway.optim.zo.tier import Tier
+from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
+from sluiceway.optim.zo.write_back_tier import ParityTier
 
 
 class Snapshots:

@@ -8,7 +8,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import Error
-from sluiceway.optim.zo.host.logged_engine import StreamingEngine, streaming_arguments
+from sluiceway.optim.zo.logged_engine import StreamingEngine, streaming_arguments
 from sluiceway.optim.zo.tier import Training
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.zo.parity.master_base import MasterBase
+from sluiceway.optim.zo.master_base import MasterBase
 
 
 class WeightSnapshot:

@@ -10,9 +10,10 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.zo.host.base import absent
+from sluiceway.optim.zo.base import absent
+from sluiceway.optim.zo.device_weights import MASTER
 from sluiceway.optim.zo.tier import Training
-from sluiceway.optim.zo.weights import MASTER, TrainedWeight
+from sluiceway.optim.zo.weights import TrainedWeight
 
 
 class MasterBase:

@@ -17,8 +17,8 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.host.base import Base, absent
-from sluiceway.optim.zo.host.logged_engine import LoggedEngine
+from sluiceway.optim.zo.base import Base, absent
+from sluiceway.optim.zo.logged_engine import LoggedEngine
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
