@@ -26,9 +26,7 @@ from sluiceway.model.blocks import find_blocks
 from sluiceway.model.chunked_loss.rehearsed import rehearse_chunked_loss
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
-from sluiceway.model.targets import owners_of
 from sluiceway.optim.zo.device_weights import needs_master
-from sluiceway.optim.zo.products import is_read_by_products
 
 _MASTER_BYTES = 4
 _UPDATE_BYTES = 2 * _MASTER_BYTES  # A is read and written, once for all directions.
@@ -133,25 +131,10 @@ class ZoPlan(DevicePlan):
         if DTYPES[config.model.dtype] is not torch.float32:
             rehearse_chunked_loss(model)
         if not self._streams:
-            uncopied = self._uncopied(model)
-            PerturbedCopies(model, engine.direction_count, config.train.accumulate, uncopied)
-            self._copied = (
-                self._elements - sum(p.numel() for p in uncopied.values()),
-                self._weight_bytes - sum(p.nbytes for p in uncopied.values()),
-            )
+            PerturbedCopies(model, engine.direction_count, config.train.accumulate)
             return model
         self._uses = StreamedUses(model)
         return model
-
-    def _uncopied(self, model: nn.Module) -> dict[int, nn.Parameter]:
-        """Parameters by id that are read by products to which noise is added."""
-        if self._config.engine.perturb == "weights":
-            return {}
-        return {
-            key: p
-            for key, (_, p, holders) in owners_of(model).items()
-            if p.requires_grad and is_read_by_products(p, [module for module, _ in holders])
-        }
 
     @cached_property
     def _ring(self) -> dict[str, int]:
@@ -305,8 +288,8 @@ class ZoPlan(DevicePlan):
         self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]
     ) -> float:
         if not self._streams:
-            elements, size = self._copied  # Products of factors are small beside those of layers.
-            copies = engine.directions * (_MASTER_BYTES * elements + 2 * size)
+            read_and_made = _MASTER_BYTES * self._elements + 2 * self._weight_bytes
+            copies = engine.directions * read_and_made
             moved = copies + _UPDATE_BYTES * self._elements + self._image_bytes
             return self._computing(engine, rehearsal, moved, speeds)
         costs = self._costs(engine, rehearsal, speeds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -25,18 +24,14 @@ class PerturbedCopies:
     ----------
     model : torch.nn.Module
     directions, batches : int
-    uncopied : set of int
-        Ids of weights that are not copied.
     """
 
-    def __init__(
-        self, model: nn.Module, directions: int, batches: int, uncopied: Collection[int] = ()
-    ) -> None:
+    def __init__(self, model: nn.Module, directions: int, batches: int) -> None:
         blocks = find_blocks("zo", model)
         self._directions, self._others = directions, 2 * directions * batches - 1
         self._of: dict[int | None, list[nn.Parameter]] = {}
         for _, parameter, block in weights_by_block(model, blocks):
-            if parameter.requires_grad and id(parameter) not in uncopied:
+            if parameter.requires_grad:
                 self._of.setdefault(block, []).append(parameter)
         self._held: dict[int | None, list[torch.Tensor]] = {}
         self._waiting: dict[bool, list[torch.Tensor]] = {}  # Key True: inputs of the first block.

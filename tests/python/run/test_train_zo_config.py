@@ -101,8 +101,8 @@ RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=devi
         ({}, {"micro_batch": 64}, {}),
         ({}, {}, {"directions": 3}),
         ({}, {}, {"noise": "lowrank"}),
-        ({}, {}, {"noise": "lowrank", "perturb": "activations", "directions": 2}),
-        ({"dtype": "bf16"}, {}, {"noise": "lowrank", "perturb": "activations"}),
+        ({}, {}, {"noise": "lowrank", "directions": 2}),
+        ({"dtype": "bf16"}, {}, {"noise": "lowrank"}),
     ],
     ids=[
         "fp32",
@@ -111,8 +111,8 @@ RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=devi
         "wide-batch",
         "directions",
         "low-rank",
-        "activations",
-        "activations-bf16",
+        "low-rank-directions",
+        "low-rank-bf16",
     ],
 )
 def test_a_run_takes_the_memory_that_was_planned(
@@ -186,10 +186,6 @@ def test_what_plays_no_part_is_refused(load):
         (["store.path=x"], "store.path is x, but engine.tier is device, which keeps nothing on"),
         (["engine.tier=host", "store.path=x"], "store.path is x, but engine.tier is host, which"),
         (["engine.rank=5"], "rank is 5, which is for lowrank alone"),
-        (
-            ["engine.perturb=activations"],
-            "perturb is activations, which is for lowrank alone",
-        ),
         (["engine.eval_batches=5"], "engine.eval_batches is 5, but engine.tier is device"),
         (["engine.mode=parity"], "mode is parity and tier device, which writes each step into"),
         (["engine.tier=disk", "engine.mode=parity"], "mode is parity and tier disk, which each"),

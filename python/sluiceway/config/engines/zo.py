@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -89,12 +90,6 @@ class ZoOptions(Options):
     )
     rank: SmallCount = option(4, "Columns of U and V, for noise lowrank.", in_state=True)
     period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
-    perturb: Literal["weights", "activations"] = option(
-        "weights",
-        "Target of noise lowrank with tier device: weights adds it to copies of all weights, "
-        "activations to the outputs of linear layers, whose weights are then not copied. g is the "
-        "same but for its rounding.",
-    )
 
     @property
     def drawn(self) -> str:
@@ -140,6 +135,15 @@ class ZoOptions(Options):
         asked = self.consolidate
         return self.most_steps if asked == "auto" else min(asked, self.most_steps)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_version(cls, given: Any) -> Any:
+        """Accept a key that this version has no more, since saves of older runs have it."""
+        if isinstance(given, dict) and "perturb" in given:
+            given = {key: value for key, value in given.items() if key != "perturb"}
+            _warn_of("perturb", "is gone, weights are perturbed in copies; leave it out")
+        return given
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.mode == "parity" and self.tier != "host":
@@ -173,8 +177,7 @@ class ZoOptions(Options):
             (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
             (self.tier, ("disk",), ("consolidate",)),
             (self.mode, ("parity",), ("master", "wire")),
-            (self.noise, ("lowrank",), ("rank", "period", "perturb")),
-            (self.tier, ("device",), ("perturb",)),
+            (self.noise, ("lowrank",), ("rank", "period")),
         ):
             for name in names if value not in needed else ():
                 found, default = getattr(self, name), type(self).model_fields[name].default
@@ -182,6 +185,10 @@ class ZoOptions(Options):
                     whose = " and ".join(needed)
                     raise ValueError(f"{name} is {found}, which is for {whose} alone; {_LEAVE_OUT}")
         return self
+
+
+def _warn_of(option: str, text: str) -> None:
+    warnings.warn(f"{option} {text}", DeprecationWarning, stacklevel=2)
 
 
 class ZoSection(ZoOptions, TieredSection):
@@ -193,7 +200,7 @@ class ZoSection(ZoOptions, TieredSection):
         "Batches of an evaluation that one upload of streamed weights serves. None: as many as a "
         "step has losses, so that waiting takes no more memory than in a step.",
     )
-    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "perturb", "eval_batches")
+    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "eval_batches")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
 
     @property

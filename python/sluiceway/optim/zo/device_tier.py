@@ -44,10 +44,7 @@ class DeviceTier:
         blocks = [self.blocks.blocks[number] for number in self._numbers]
         units = [Unit(f"block {name}", block) for name, block in blocks]
         parameters = [w.parameter for w in training.weights]
-        by_products = training.options.perturb == "activations"
-        self.measured = Measured(
-            training.owner, training.model, units, parameters, has_implicit=by_products
-        )
+        self.measured = Measured(training.owner, training.model, units, parameters)
         self._resident = _resident(training.options, training.device, state)
         self._state = state
         self.committed_steps = 0
@@ -149,5 +146,5 @@ def _resident(
 ) -> ResidentWeights | LowRankWeights:
     noise = Noise(options.family, options.seed)
     if options.noise == "lowrank":
-        return LowRankWeights(noise, options.rank, options.period, device, state, options.perturb)
+        return LowRankWeights(noise, options.rank, options.period, device, state)
     return ResidentWeights(noise, device, state)

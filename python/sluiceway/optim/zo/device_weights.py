@@ -18,8 +18,7 @@ LOZO's own eps is ours / sqrt(rank), and its g U V^T / rank is our g z.
 
 A, in float32, changes only at the end of a period, when M V^T is added to it and M is reset to 0.
 This adds no rounding, since A + M V^T is a sum that begins with A (kernels/low_rank.h). After every
-step the parameter is the image of theta. If activations are perturbed, layers read that image and
-the perturbation is added to their products (products.py); other reads get perturbed copies.
+step the parameter is the image of theta.
 
 Tensors hold U and V transposed. Norms and biases have elementwise noise of the same family.
 """
@@ -28,14 +27,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from sluiceway import _core
 from sluiceway.machine.device_ops import DeviceOps
-from sluiceway.optim.zo.products import LowRankMatrix, is_read_by_products
 from sluiceway.optim.zo.rates import as_float
 from sluiceway.optim.zo.weights import TrainedWeight
 
@@ -44,7 +41,6 @@ SUM = "low_rank_sum"  # M of the current period.
 _OF_V = 2**32 - 1  # Purpose in the noise key of V, whose step is the period; others: directions.
 
 Factors = tuple[torch.Tensor, torch.Tensor]
-Neighbours = tuple[torch.Tensor, torch.Tensor] | tuple[LowRankMatrix, LowRankMatrix]
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,6 @@ class LowRankWeights:
     device : DeviceOps
     state : dict
         The optimizer's state, which holds A and M of each matrix.
-    perturb : str
-        "weights"; or "activations", which perturbs activations in layers that allow it.
     """
 
     def __init__(
@@ -141,38 +135,27 @@ class LowRankWeights:
         period: int,
         device: DeviceOps,
         state: dict[Any, Any],
-        perturb: Literal["weights", "activations"] = "weights",
     ) -> None:
         self._vectors = ResidentWeights(noise, device, state)
         self._noise, self._rank, self._period = noise, rank, period
-        self._device, self._state, self._perturb = device, state, perturb
+        self._device, self._state = device, state
         self._v: dict[str, tuple[int, torch.Tensor]] = {}  # V by name, with its period.
 
     def neighbours(
         self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
-    ) -> Neighbours:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute theta + eps z and theta - eps z in the parameter's dtype."""
         p = weight.parameter.detach()
         if p.dim() < 2:
             return self._vectors.neighbours(weight, gamma, eps, step, direction)
 
-        @cache
-        def copies() -> tuple[torch.Tensor, torch.Tensor]:
-            plus, minus = torch.empty_like(p), torch.empty_like(p)
-            a = self._state.get(weight.parameter, {}).get(MASTER, p)
-            _core.perturb_low_rank(
-                a.flatten(1), plus.flatten(1), minus.flatten(1), self._pending(weight, step), gamma,
-                eps, factors, compute=self._device.compute(),
-            )  # fmt: skip
-            return plus, minus
-
-        factors = self.draw_u(weight, step, direction), self.v_of(weight, step)
-        if self._perturb == "weights" or not is_read_by_products(p, weight.modules):
-            return copies()
-        plus, minus = (
-            LowRankMatrix(weight.parameter, p, *factors, s * eps, lambda side=side: copies()[side])
-            for side, s in enumerate((1, -1))
-        )
+        plus, minus = torch.empty_like(p), torch.empty_like(p)
+        a = self._state.get(weight.parameter, {}).get(MASTER, p)
+        factors = self._draw_u(weight, step, direction), self._v_of(weight, step)
+        _core.perturb_low_rank(
+            a.flatten(1), plus.flatten(1), minus.flatten(1), self._pending(weight, step), gamma,
+            eps, factors, compute=self._device.compute(),
+        )  # fmt: skip
         return plus, minus
 
     def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:
@@ -196,7 +179,7 @@ class LowRankWeights:
         pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
         _core.materialise(m, m, pending, 1.0, self._noise.family, compute=compute)
         if (step + 1) % self._period == 0:
-            a, product = a.flatten(1), (m, self.v_of(weight, step))
+            a, product = a.flatten(1), (m, self._v_of(weight, step))
             _core.materialise_low_rank(a, a, product, 1.0, compute=compute)
             m.zero_()
         self.round(weight, gamma_after, step + 1)
@@ -219,7 +202,7 @@ class LowRankWeights:
 
     # ---- Factors ----
 
-    def draw_u(self, weight: TrainedWeight, step: int, direction: int) -> torch.Tensor:
+    def _draw_u(self, weight: TrainedWeight, step: int, direction: int) -> torch.Tensor:
         """Draw U^T of a direction."""
         p = weight.parameter
         u = torch.empty(self._rank, len(p), device=p.device)
@@ -229,7 +212,7 @@ class LowRankWeights:
         )  # fmt: skip
         return u
 
-    def v_of(self, weight: TrainedWeight, step: int) -> torch.Tensor:
+    def _v_of(self, weight: TrainedWeight, step: int) -> torch.Tensor:
         """Return V^T of the period that contains `step`."""
         period, p = step // self._period, weight.parameter
         drawn, v = self._v.get(weight.name, (None, None))
@@ -248,4 +231,4 @@ class LowRankWeights:
         state = self._state.get(weight.parameter, {})
         if step % self._period == 0 or SUM not in state:
             return None
-        return state[SUM], self.v_of(weight, step)
+        return state[SUM], self._v_of(weight, step)

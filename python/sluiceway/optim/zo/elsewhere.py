@@ -22,8 +22,13 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-from sluiceway.optim.zo.substitution import is_no_read
 
+_TENSORS = ("data", "T", "mT", "H", "mH", "real", "imag")
+_NO_READS = {
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "data_ptr",
+    "is_contiguous", "is_floating_point", "is_complex", "is_pinned", "get_device", "requires_grad_",
+    "storage_offset", "type", "__hash__", "__len__", "__repr__", "__format__", "__set__",
+}  # fmt: skip
 # These return the tensor itself if it already has the type and the device.
 _CONVERSIONS = {
     *("to", "type", "type_as", "cpu", "cuda", "float", "double", "half", "bfloat16", "contiguous"),
@@ -31,6 +36,14 @@ _CONVERSIONS = {
 _LOOKS = {"_has_compatible_shallow_copy_type", "_is_view"}  # In addition to torch_private.LOOKS.
 _KEEPER = "_sluiceway_keeper"  # Attribute of such a parameter that leads to its weights.
 _SAVES = nn.Module._save_to_state_dict.__code__  # A hook of the module inserts theta afterwards.
+
+
+def is_no_read(func: Any) -> bool:
+    """Tell whether a function of torch reads no elements of its arguments."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(func.__self__, "__name__", "") not in _TENSORS
+    return name in _NO_READS
 
 
 class Keeper(Protocol):

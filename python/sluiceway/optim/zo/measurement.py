@@ -2,8 +2,6 @@
 
 During a half's turn the `data` of parameters is replaced by that half's copies: for the weights of
 a unit inside of its forward, for other weights throughout. The weights themselves are only read.
-If a perturbed weight is not a tensor, its parameter is not replaced; torch's functions find the
-perturbed weight instead (substitution.py).
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,7 +21,6 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.zo.lockstep import LockStep
 from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
-from sluiceway.optim.zo.substitution import ImplicitMatrix, Substitution
 
 _EVERYWHERE = -1
 _SIGNS = ("+", "-")
@@ -42,7 +38,7 @@ class Copies(NamedTuple):
     """Perturbed weights of a parameter, one for each side."""
 
     parameter: nn.Parameter
-    sides: Sequence[torch.Tensor | ImplicitMatrix]
+    sides: Sequence[torch.Tensor]
 
 
 class WeightSource(Protocol):
@@ -93,7 +89,6 @@ class _Frame:
 
     unit: int
     held: list[tuple[nn.Parameter, torch.Tensor]]
-    implicit: dict[int, ImplicitMatrix]  # Keyed by id of the parameter.
 
 
 @dataclass
@@ -119,8 +114,6 @@ class Measured:
         All trained parameters.
     resting : dict
         Maps the id of a parameter to its data while no half reads it; its own data by default.
-    has_implicit : bool
-        True if some perturbed weight is not a tensor.
     """
 
     owner: str
@@ -128,7 +121,6 @@ class Measured:
     units: list[Unit]
     parameters: list[nn.Parameter]
     resting: dict[int, torch.Tensor] = field(default_factory=dict)
-    has_implicit: bool = False
 
 
 class Measurement:
@@ -190,9 +182,7 @@ class Measurement:
                 p.data = self._resting[id(p)]
             self._hold_throughout()
             self._hook(undo)
-            of_halves = [closures[half.closure] for half in self._halves]
-            functions = list(map(self._substituting, count(), of_halves))
-            results = self._lockstep.run(functions, quiet)
+            results = self._lockstep.run([closures[half.closure] for half in self._halves], quiet)
             self._check_all_ran()
         return results
 
@@ -201,24 +191,7 @@ class Measurement:
             copies = self._source.throughout(direction)
             for half, frames in zip(self._halves, self._frames, strict=True):
                 if half.direction == direction:
-                    frames.append(_frame_of(_EVERYWHERE, copies, half.side))
-
-    def _substituting(self, half: int, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap a half's closure so that torch's functions find its perturbed weights."""
-        if not self._of.has_implicit:
-            return closure
-
-        def find(parameter: int) -> ImplicitMatrix | None:
-            for frame in self._frames[half]:
-                if parameter in frame.implicit:
-                    return frame.implicit[parameter]
-            return None
-
-        def run() -> Any:
-            with Substitution(find):
-                return closure()
-
-        return run
+                    frames.append(_Frame(_EVERYWHERE, _held(copies, half.side)))
 
     # ---- Turns of the halves ----
 
@@ -281,7 +254,7 @@ class Measurement:
         if shared is None:
             shared = self._shared[key] = _Shared(self._source.acquire(*key))
         shared.entered += 1
-        frame = _frame_of(unit, shared.copies, half.side)
+        frame = _Frame(unit, _held(shared.copies, half.side))
         self._frames[number].append(frame)
         for p, copy in frame.held:
             p.data = copy
@@ -320,15 +293,8 @@ class Measurement:
                 )
 
 
-def _frame_of(unit: int, copies: list[Copies], side: int) -> _Frame:
-    frame = _Frame(unit, [], {})
-    for one in copies:
-        stands = one.sides[side]
-        if isinstance(stands, torch.Tensor):
-            frame.held.append((one.parameter, stands))
-        else:
-            frame.implicit[id(one.parameter)] = stands
-    return frame
+def _held(copies: list[Copies], side: int) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    return [(one.parameter, one.sides[side]) for one in copies]
 
 
 def _without_weights(output: Any, frame: _Frame) -> Any:

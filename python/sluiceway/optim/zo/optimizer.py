@@ -56,8 +56,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     With noise="lowrank", z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]. With
     tier="device" the matrix has a float32 master, and the sum of U over a period beside it. With
     the other tiers the device holds the sum and V of every period: 4 rank (m + n) bytes per matrix
-    and period. With tier="device" and perturb="activations", linear layers are not perturbed in
-    copies; instead eps (x V) U^T is added to their outputs, which is the same but for rounding.
+    and period.
 
     With tier="host", weights are in host memory, page-locked for a CUDA device, and are never
     written. They are the base, from which theta is computed with a log of some tens of bytes per

@@ -20,9 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.elsewhere import Keeper, WeightsElsewhere
+from sluiceway.optim.zo.elsewhere import Keeper, WeightsElsewhere, is_no_read
 from sluiceway.optim.zo.inference import outside_inference
-from sluiceway.optim.zo.substitution import is_no_read
 
 
 @dataclass

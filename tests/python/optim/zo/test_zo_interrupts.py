@@ -23,7 +23,7 @@ TIERS = {
     "parity": {"tier": "host", "mode": "parity"},
     "images": {"tier": "host", "mode": "parity", "wire": "bf16"},
     "disk": {"tier": "disk", "consolidate": 3},
-    "activations": {"noise": "lowrank", "perturb": "activations", "period": 3},
+    "low-rank": {"noise": "lowrank", "period": 3},
 }
 
 
