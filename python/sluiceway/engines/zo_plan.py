@@ -57,7 +57,7 @@ class ZoPlan(DevicePlan):
         super().__init__(config, trained_elements(model), moments=0)
         engine, gamma = config.engine, 1.0 - config.train.weight_decay
         self._streams, self._on_disk = engine.tier != "device", engine.tier == "disk"
-        self._is_written = engine.mode == "parity"
+        self._is_written = engine.mode == "write_back"
         has_images = self._is_written and engine.master == "fp32"
         width = DTYPES[config.model.dtype].itemsize
         self._widened = _MASTER_BYTES // width if has_images else 1  # Of masters, for each byte.

@@ -33,25 +33,25 @@ class ZoOptions(Options):
         "on its way.",
         in_state=True,
     )
-    mode: Literal["log", "parity"] = option(
+    mode: Literal["log", "write_back"] = option(
         "log",
-        "Form of the steps of streamed weights: log writes records, and never the weights; parity, "
-        "with tier host, writes them into the weights, which cross the link back, or with a narrow "
-        "wire are written by the host.",
+        "Form of the steps of streamed weights: log writes records, and never the weights; "
+        "write_back, with tier host, writes them into the weights, which cross the link back, or "
+        "with a narrow wire are written by the host.",
         in_state=True,
     )
     master: Literal["fp32", "bf16"] = option(
         "fp32",
-        "Type of the masters of 16-bit weights in mode parity: fp32, of which the weights are "
+        "Type of the masters of 16-bit weights in mode write_back: fp32, of which the weights are "
         "images; bf16, for weights of bfloat16, which are then rounded at random.",
         in_state=True,
     )
     wire: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = option(
         "auto",
-        "Form in which masters of mode parity cross the link: auto, whole, both ways; bf16, fp16 "
-        "or fp8, as images rounded to nearest, which the host makes of fp32 masters once it has "
-        "written the step before into them, and nothing comes back. fp8 is E4M3 with a power of "
-        "two for each 128 elements.",
+        "Form in which masters of mode write_back cross the link: auto, whole, both ways; bf16, "
+        "fp16 or fp8, as images rounded to nearest, which the host makes of fp32 masters once it "
+        "has written the step before into them, and nothing comes back. fp8 is E4M3 with a power "
+        "of two for each 128 elements.",
         in_state=True,
     )
     consolidate: Literal["auto"] | Count = option(
@@ -138,34 +138,40 @@ class ZoOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _of_older_version(cls, given: Any) -> Any:
-        """Accept a key that this version has no more, since saves of older runs have it."""
-        if isinstance(given, dict) and "perturb" in given:
+        """Accept the names that saves of older runs have, with a warning."""
+        if not isinstance(given, dict):
+            return given
+        if "perturb" in given:
             given = {key: value for key, value in given.items() if key != "perturb"}
-            _warn_of("perturb", "is gone, weights are perturbed in copies; leave it out")
+            _warn_of_old("perturb is gone, since weights are perturbed in copies; leave it out")
+        if given.get("mode") == "parity":
+            given = given | {"mode": "write_back"}
+            _warn_of_old("mode parity is called write_back now; write mode='write_back'")
         return given
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.mode == "parity" and self.tier != "host":
+        if self.mode == "write_back" and self.tier != "host":
             why = {
                 "device": "which writes each step into the weights anyway",
                 "disk": "which each step would write whole",
             }
             raise ValueError(
-                f"mode is parity and tier {self.tier}, {why[self.tier]}; take tier host or mode log"
+                f"mode is write_back and tier {self.tier}, {why[self.tier]}; take tier host or "
+                "mode log"
             )
         if self.master == "bf16" and self.wire != "auto":
             raise ValueError(
                 f"wire is {self.wire} and master bf16, which crosses whole; take wire auto"
             )
-        if self.mode == "parity" and self.narrow_wire and self.resident:
+        if self.mode == "write_back" and self.narrow_wire and self.resident:
             raise ValueError(
                 f"resident is {self.resident} and wire {self.wire}, whose images are new in each "
                 f"step; {_LEAVE_OUT}"
             )
-        if self.noise == "lowrank" and self.mode == "parity":
+        if self.noise == "lowrank" and self.mode == "write_back":
             raise Unavailable(
-                "noise: lowrank is not in this version for mode parity; take rademacher, "
+                "noise: lowrank is not in this version for mode write_back; take rademacher, "
                 "byte_quantile or gaussian, or mode log"
             )
         if self.consolidate != "auto" and self.tier == "disk" and not self.has_new_bases:
@@ -176,7 +182,7 @@ class ZoOptions(Options):
         for value, needed, names in (
             (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
             (self.tier, ("disk",), ("consolidate",)),
-            (self.mode, ("parity",), ("master", "wire")),
+            (self.mode, ("write_back",), ("master", "wire")),
             (self.noise, ("lowrank",), ("rank", "period")),
         ):
             for name in names if value not in needed else ():
@@ -187,8 +193,8 @@ class ZoOptions(Options):
         return self
 
 
-def _warn_of(option: str, text: str) -> None:
-    warnings.warn(f"{option} {text}", DeprecationWarning, stacklevel=2)
+def _warn_of_old(text: str) -> None:
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 class ZoSection(ZoOptions, TieredSection):
@@ -264,8 +270,8 @@ class ZoSection(ZoOptions, TieredSection):
                 "train.steps",
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
                 f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, the most "
-                "for one base; take tier disk, which writes new bases, or device, or mode parity, "
-                "or noise lowrank",
+                "for one base; take tier disk, which writes new bases, or device, or mode "
+                "write_back, or noise lowrank",
             )
         if self.tier == "device" and self.eval_batches is not None:
             yield (

@@ -36,7 +36,7 @@ from sluiceway.optim.zo.state import saved_frame, take_state
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.tiers import device_of, make_tier
 from sluiceway.optim.zo.weights import TrainedWeight, trained_groups, trained_weights
-from sluiceway.optim.zo.write_back_tier import ParityTier
+from sluiceway.optim.zo.write_back_tier import WriteBackTier
 
 
 @documents_options(ZoArguments)
@@ -73,7 +73,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     includes the log. At most 1,024 / directions steps fit on one base; with noise="lowrank" only
     the bytes of all periods are limited.
 
-    With mode="parity", weights in host memory are instead the masters of theta [ZO2, arXiv
+    With mode="write_back", weights in host memory are instead the masters of theta [ZO2, arXiv
     2503.12668]. A step is written into each master when it arrives for the next pass, and the
     master goes back while that pass runs; with a narrow `wire` the host writes it, and images
     cross. There are no replays and no log: no rollback, no branch, no limit of steps. A 16-bit
@@ -344,7 +344,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
         Like torch's, it holds the optimizer's own tensors: copy it to keep it during later steps.
         """
-        if isinstance(self._tier, ParityTier):
+        if isinstance(self._tier, WriteBackTier):
             self._tier.check_between_steps("state_dict")
             self._tier.flush()  # The state holds the tier's own masters.
         return self._saved()
@@ -357,8 +357,8 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict()`.
 
-        With tier device, and in mode parity, load the model's own weights first; in mode parity,
-        load 16-bit weights before you make the optimizer. With tier disk the weights are in the
+        With tier device, and in mode write_back, load the model's own weights first; in mode
+        write_back, load 16-bit weights before you make the optimizer. With tier disk they are in a
         store, whose base must belong to the state's run and must not be later than the state. With
         tier host and a log, the model must have exactly the weights that the run began with: theta
         is computed from them and the log. Do not load `state_dict()` of the model, which holds

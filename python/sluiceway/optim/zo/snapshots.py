@@ -1,4 +1,4 @@
-"""Methods of ZoSgd for mode parity."""
+"""Methods of ZoSgd for mode write_back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.tier import Tier
 from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
-from sluiceway.optim.zo.write_back_tier import ParityTier
+from sluiceway.optim.zo.write_back_tier import WriteBackTier
 
 
 class Snapshots:
@@ -30,16 +30,16 @@ class Snapshots:
         Raises
         ------
         InvalidArgument
-            The mode is not parity, a step is under way, or another snapshot is open.
+            The mode is not write_back, a step is under way, or another snapshot is open.
         """
-        if not isinstance(self._tier, ParityTier):
+        if not isinstance(self._tier, WriteBackTier):
             raise InvalidArgument(
                 f"{self._owner}.snapshot: mode is {self.options.mode!r} and tier "
-                f"{self.options.tier!r}, expected mode 'parity'; call state_dict()"
+                f"{self.options.tier!r}, expected mode 'write_back'; call state_dict()"
             )
         return self._tier.snapshot(self._saved())
 
     def drop_snapshot(self) -> None:
         """Close the last snapshot, for instance if an interrupt has lost it."""
-        if isinstance(self._tier, ParityTier):
+        if isinstance(self._tier, WriteBackTier):
             self._tier.drop_snapshot()

@@ -20,7 +20,7 @@ from sluiceway.optim.common.state import (
 )
 from sluiceway.optim.zo.device_tier import DeviceTier
 from sluiceway.optim.zo.host_tier import HostTier
-from sluiceway.optim.zo.write_back_tier import ParityTier
+from sluiceway.optim.zo.write_back_tier import WriteBackTier
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.optimizer import ZoSgd
@@ -47,7 +47,7 @@ def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     if options.noise == "lowrank":
         settings |= {"rank": options.rank, "period": options.period}
     settings |= {"tier": options.tier, "mode": options.mode}
-    if options.mode == "parity":
+    if options.mode == "write_back":
         settings |= {"master": options.master, "wire": options.narrow_wire or "auto"}
     return settings
 
@@ -92,7 +92,10 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         check_count("its directions", saved.get("directions"))
         ZoOptions.checked("load_state_dict", {"directions": saved["directions"]})
         settings["directions"] = saved["directions"]
-    check_settings("load_state_dict", {"mode": "log"} | saved, settings)
+    saved_mode = saved.get("mode", "log")
+    if saved_mode == "parity":  # The name in states of an older version.
+        saved_mode = "write_back"
+    check_settings("load_state_dict", saved | {"mode": saved_mode}, settings)
     _check_groups(optimizer, state_dict["param_groups"])
     if isinstance(optimizer._tier, HostTier):
         check_entries("its log", saved.get("log"), ("base", "log_id", "log", "entries"))
@@ -110,7 +113,7 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         check_entries(what, values, tuple(shapes))
         for key, shape in shapes.items():
             check_moment(f"{key} of parameter {number}", values[key], shape)
-    if isinstance(optimizer._tier, ParityTier):
+    if isinstance(optimizer._tier, WriteBackTier):
         optimizer._tier.check_masters(
             saved["committed_steps"],
             _of_parameters(optimizer, state_dict),
@@ -140,7 +143,7 @@ def _restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     parameters, frame = numbered_parameters(optimizer.param_groups), state_dict[STATE_KEY]
     if isinstance(optimizer._tier, HostTier):  # First, because this may fail.
         optimizer._tier.load(frame["log"])
-    if isinstance(optimizer._tier, ParityTier):  # The tier's masters keep their memory.
+    if isinstance(optimizer._tier, WriteBackTier):  # The tier's masters keep their memory.
         found = _of_parameters(optimizer, state_dict)
         optimizer._tier.load(frame["committed_steps"], found)
     else:

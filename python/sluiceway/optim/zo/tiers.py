@@ -13,7 +13,7 @@ from sluiceway.optim.zo.host_memory import streaming_device
 from sluiceway.optim.zo.host_tier import HostTier, StreamedTier
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
-from sluiceway.optim.zo.write_back_tier import ParityTier
+from sluiceway.optim.zo.write_back_tier import WriteBackTier
 
 # Options that a tier does not use, with the tier that does.
 _FOREIGN = {
@@ -55,13 +55,13 @@ def make_tier(training: Training, state: dict[Any, Any]) -> DeviceTier | Streame
                 f"{training.owner}: {name} is {given!r}, but tier is {options.tier!r}, "
                 f"{_WHY[options.tier]}; leave {name} out, or set tier={tier!r}"
             )
-    if options.mode == "parity" and options.path is not None:
+    if options.mode == "write_back" and options.path is not None:
         raise InvalidArgument(
-            f"{training.owner}: path is {options.path!r}, but mode is 'parity', which has no log; "
-            "leave path out, or set mode='log'"
+            f"{training.owner}: path is {options.path!r}, but mode is 'write_back', which has no "
+            "log; leave path out, or set mode='log'"
         )
     if options.tier == "device":
         return DeviceTier(training, state)
-    if options.mode == "parity":
-        return ParityTier(training, state)
+    if options.mode == "write_back":
+        return WriteBackTier(training, state)
     return DiskTier(training) if options.tier == "disk" else HostTier(training)

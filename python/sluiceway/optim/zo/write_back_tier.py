@@ -1,4 +1,4 @@
-"""Tier host in mode parity: each step is written into weights in host memory [MeZO, ZO2].
+"""Tier host in mode write_back: each step is written into weights in host memory [MeZO, ZO2].
 
 When a weight arrives for a pass, the updates that it lacks are applied, and it goes back while the
 forwards run. So a master is at the last step only after `flush`, which all readers outside of a
@@ -25,7 +25,7 @@ from sluiceway.optim.zo.weights import TrainedWeight
 from sluiceway.optim.zo.written_engine import WrittenEngine
 
 
-class ParityTier(StreamedTier):
+class WriteBackTier(StreamedTier):
     """Streams masters and keeps no log.
 
     Parameters
