@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,11 +17,11 @@ from sluiceway.optim.zo.device_weights import LowRankWeights, Noise, ResidentWei
 from sluiceway.optim.zo.measurement import Copies, Measured, Unit
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
 from sluiceway.optim.zo.same_inputs import RandomState
-from sluiceway.optim.zo.tier import Training
+from sluiceway.optim.zo.tier import States, Tier, Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
 
-class DeviceTier:
+class DeviceTier(Tier):
     """Perturbs and updates weights on the device.
 
     Halves meet at every block. Weights that several blocks read are perturbed for the whole step.
@@ -55,9 +55,6 @@ class DeviceTier:
         """Make perturbed copies of a block's weights."""
         return self._perturbed(self._numbers[unit], direction)
 
-    def release(self, unit: int, direction: int) -> None:
-        """Do nothing: copies are freed with their last reference."""
-
     def throughout(self, direction: int) -> list[Copies]:
         """Make perturbed copies of weights that no block reads, or several blocks."""
         return self._perturbed(None, direction)
@@ -77,12 +74,6 @@ class DeviceTier:
 
     # ---- Steps ----
 
-    def rest(self) -> None:
-        """Do nothing: outside of measurements parameters hold their own data."""
-
-    def begin(self, closures: Sequence[Any]) -> None:
-        """Do nothing: a step needs no preparation."""
-
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Update every weight."""
         found = [(w, updates[w.group]) for w in self._of.weights]
@@ -100,9 +91,6 @@ class DeviceTier:
         """Return a context in which Ctrl-C waits until all weights are updated."""
         return Undisturbed()
 
-    def abandon(self) -> None:
-        """Do nothing: `begin` has started nothing."""
-
     def evaluate(self, closures: Sequence[Any]) -> list[Any]:
         """Call the closures one after the other, each from the same random state."""
         begun, found = RandomState.now(), []
@@ -112,17 +100,24 @@ class DeviceTier:
                 found.append(closure())
         return found
 
-    def measuring(self) -> AbstractContextManager:
-        """Return an empty context: no other code replaces the data of parameters."""
-        return nullcontext()
-
     # ---- State ----
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors in a parameter's state, if it has a state."""
         return self._resident.state_shapes(p)
 
-    def round_masters(self) -> None:
+    def load(self, frame: dict[str, Any], states: States) -> None:
+        """Continue from masters of a step."""
+        self._state.clear()
+        for p, values in states.items():
+            self._state[p] = {
+                key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
+                for key in self.state_shapes(p)
+            }
+        self._of.take_directions(frame["directions"])  # A log stores its own number.
+        self.committed_steps = frame["committed_steps"]
+
+    def groups_loaded(self) -> None:
         """Round loaded masters into their parameters."""
         for weight in self._of.weights:
             if weight.parameter in self._state:
@@ -132,13 +127,6 @@ class DeviceTier:
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """Return the parameter's data in host memory."""
         return p.detach().cpu()
-
-    def stats(self) -> dict[str, Any]:
-        """Return nothing: no bytes cross a link."""
-        return {}
-
-    def close(self, theta: bool = True) -> None:
-        """Do nothing: between steps the model is an ordinary one."""
 
 
 def _resident(

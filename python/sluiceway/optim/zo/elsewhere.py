@@ -14,7 +14,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
+
+if TYPE_CHECKING:
+    from sluiceway.optim.zo.streamed_weights import StreamedWeights
 
 _TENSORS = ("data", "T", "mT", "H", "mH", "real", "imag")
 _NO_READS = {
@@ -44,24 +47,6 @@ def is_no_read(func: Any) -> bool:
     if name == "__get__":
         return getattr(func.__self__, "__name__", "") not in _TENSORS
     return name in _NO_READS
-
-
-class Keeper(Protocol):
-    """Keeps the trained weights of parameters."""
-
-    owner: str  # The optimizer's name, for errors.
-
-    def name_of(self, p: nn.Parameter) -> str:
-        """Return the parameter's name in the model."""
-
-    def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """Return a copy of the trained weights on the device."""
-
-    def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
-        """Return a copy of the trained weights in host memory."""
-
-    def settle(self, p: nn.Parameter) -> bool:
-        """Update the parameter's own memory if possible; returns whether that has worked."""
 
 
 def _check(value: Any) -> None:
@@ -94,7 +79,7 @@ class _Elsewhere:
         keeper = getattr(self, _KEEPER)()
         if keeper is None or not torch_private.classes_are_asked():
             return  # The optimizer was dropped without close(), or its own code reads.
-        if keeper.settle(self):
+        if keeper.settle_read(self):
             return
         raise InvalidArgument(
             f"{keeper.owner}: {keeper.name_of(self)} is read or written outside of a forward, "
@@ -139,11 +124,11 @@ class WeightsElsewhere:
 
     Parameters
     ----------
-    keeper : Keeper
+    keeper : StreamedWeights
     parameters : list of torch.nn.Parameter
     """
 
-    def __init__(self, keeper: Keeper, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, keeper: StreamedWeights, parameters: list[nn.Parameter]) -> None:
         self._keeper, self._parameters = weakref.ref(keeper), parameters
         torch_private.tell_before_wrapping(_check)
         self.take_out(parameters)

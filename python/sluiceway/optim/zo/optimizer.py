@@ -19,10 +19,9 @@ from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.parameters import check_number
 from sluiceway.optim.common.states import StateHooks
+from sluiceway.optim.zo.access import WeightAccess
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.host_tier import HostTier
 from sluiceway.optim.zo.inference import usable_later
-from sluiceway.optim.zo.logged_steps import LoggedSteps
 from sluiceway.optim.zo.measurement import Measurement, measuring_halves
 from sluiceway.optim.zo.rates import (
     checked_loss,
@@ -31,16 +30,14 @@ from sluiceway.optim.zo.rates import (
     projected_gradient,
 )
 from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
-from sluiceway.optim.zo.snapshots import Snapshots
 from sluiceway.optim.zo.state import saved_frame, take_state
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.tiers import device_of, make_tier
 from sluiceway.optim.zo.weights import TrainedWeight, trained_groups, trained_weights
-from sluiceway.optim.zo.write_back_tier import WriteBackTier
 
 
 @documents_options(ZoArguments)
-class ZoSgd(LoggedSteps, Snapshots, StateHooks):
+class ZoSgd(WeightAccess, StateHooks):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
@@ -344,9 +341,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
         Like torch's, it holds the optimizer's own tensors: copy it to keep it during later steps.
         """
-        if isinstance(self._tier, WriteBackTier):
-            self._tier.check_between_steps("state_dict")
-            self._tier.flush()  # The state holds the tier's own masters.
+        self._tier.before_state()
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:
@@ -370,7 +365,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
             The state belongs to another model, to other options, or to other weights than the
             model has; nothing was changed.
         """
-        if isinstance(self._tier, HostTier):
+        if self.options.tier != "device" and self.options.mode == "log":
             self._check_unchanged("load_state_dict")
         take_state(self, self._before_load(state_dict))
         self._versions = self._current_versions()

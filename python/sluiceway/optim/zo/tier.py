@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.model.blocks import BlockList
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.measurement import Measured, WeightSource
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.weights import TrainedWeight
 
 Closure = Callable[[], Any]
+States = dict[torch.Tensor, dict[str, Any]]
 
 
 @dataclass
@@ -50,14 +53,22 @@ class Training:
             self.options = self.options.with_directions(count)
 
 
-class Tier(WeightSource, Protocol):
-    """Gives halves their weights, and makes steps."""
+class Tier(WeightSource):
+    """Gives halves their weights, and makes steps. Tiers override what they need.
+
+    Attributes
+    ----------
+    committed_steps : int
+        Number of steps made so far.
+    measured : Measured
+        Subject of a measurement; valid after `begin`.
+    blocks : BlockList or None
+        Blocks at which halves meet, if they meet at blocks.
+    """
 
     committed_steps: int
-
-    @property
-    def measured(self) -> Measured:
-        """Return the subject of a measurement; valid after `begin`."""
+    measured: Measured
+    blocks: BlockList | None = None
 
     def rest(self) -> None:
         """Restore parameters whose data an interrupted forward has left replaced."""
@@ -65,29 +76,76 @@ class Tier(WeightSource, Protocol):
     def begin(self, closures: Sequence[Closure]) -> None:
         """Begin a step: a measurement follows, and then `commit` or `abandon`."""
 
+    @abstractmethod
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Make the measured step, and write gamma into the groups."""
 
     def committing(self) -> AbstractContextManager:
-        """Return a context for a commit and the bookkeeping after it."""
+        """Return a context for a commit and the bookkeeping after it.
+
+        By default it is empty: a commit may wait for a lane, and Ctrl-C ends that.
+        """
+        return nullcontext()
 
     def abandon(self) -> None:
         """Give the step up; the next one has the same number and noise."""
 
     def measuring(self) -> AbstractContextManager:
         """Return a context for a measurement."""
+        return nullcontext()
 
+    @abstractmethod
     def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
         """Return the results of closures on the unperturbed weights."""
 
-    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors in a parameter's optimizer state, if it has a state."""
-
+    @abstractmethod
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """Return the weights of a parameter in host memory."""
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers of the last step."""
+        """Return numbers of the last step, if any bytes crossed a link."""
+        return {}
 
     def close(self, theta: bool = True) -> None:
         """Turn the model into an ordinary one, with or without theta; idempotent."""
+
+    # ---- State ----
+
+    @abstractmethod
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors in a parameter's optimizer state, if it has a state."""
+
+    def before_state(self) -> None:
+        """Bring the optimizer's state to the last step, before it is saved between steps."""
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a saved state has beside the optimizer's own entries."""
+        return {}
+
+    def check_saved(
+        self, frame: dict[str, Any], states: States, changed: list[TrainedWeight]
+    ) -> None:
+        """Check that a saved state belongs here; nothing is changed.
+
+        Parameters
+        ----------
+        frame : dict
+            The entries that ZoSgd adds to torch's.
+        states : dict
+            The state of each parameter, whose shapes are right.
+        changed : list of TrainedWeight
+            Weights that other code has written to since the last step or the last state.
+
+        Raises
+        ------
+        InvalidArgument
+            It does not belong here; the text says why.
+        """
+
+    @abstractmethod
+    def load(self, frame: dict[str, Any], states: States) -> None:
+        """Continue from a checked state; the parameter groups are loaded afterwards."""
+
+    @abstractmethod
+    def groups_loaded(self) -> None:
+        """Adjust to the loaded parameter groups."""

@@ -7,7 +7,7 @@ import copy
 import pytest
 import sluiceway
 import torch
-from sluiceway.optim.zo.master_base import MasterBase
+from sluiceway.optim.zo.masters import Masters
 from torch import nn
 from zo_models import OPTIONS, decoder, of_dtype, same, zo_ids, zo_loss, zo_train
 
@@ -33,7 +33,7 @@ def hooks_of(model: nn.Module) -> int:
 @pytest.mark.parametrize("where", ["held", "take", "has_image"])
 def test_whatever_fails_leaves_the_model_as_it_was(monkeypatch, dtype, where: str) -> None:
     model, untouched = (of_dtype(decoder(), dtype) for _ in range(2))
-    calls, real = [], getattr(MasterBase, where)
+    calls, real = [], getattr(Masters, where)
 
     def failing(self, *args):
         calls.append(args)
@@ -44,7 +44,7 @@ def test_whatever_fails_leaves_the_model_as_it_was(monkeypatch, dtype, where: st
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patched:
-        patched.setattr(MasterBase, where, failing)
+        patched.setattr(Masters, where, failing)
         with pytest.raises(RuntimeError, match="planted"):
             writing_back(model)
     assert hooks_of(model) == hooks_of(untouched)
