@@ -126,7 +126,7 @@ class ZoPlan(DevicePlan):
         )
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """Let the model hold what both halves of a measurement hold beside a plain forward."""
+        """Let the model hold what both forward passes of a direction hold beside a plain one."""
         config, engine = self._config, self._config.engine
         if DTYPES[config.model.dtype] is not torch.float32:
             rehearse_chunked_loss(model)
@@ -175,7 +175,7 @@ class ZoPlan(DevicePlan):
         """Bytes of slots and of what stays; only what waits depends on directions."""
         config, uses = self._config, self._uses
         evaluated = engine.evaluated_at_once(config) if config.data.eval else 1
-        waiting = max(engine.halves(config), evaluated)
+        waiting = max(engine.forwards(config), evaluated)
         return {
             "slots": self._ring["device"],
             "resident": self._widened * uses.resident_bytes
@@ -304,7 +304,7 @@ class ZoPlan(DevicePlan):
     ) -> float:
         """Seconds of all forwards of a step, and of moving what they need in device memory."""
         forward, _ = micro_batch_seconds(rehearsal, speeds)
-        return engine.halves(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
+        return engine.forwards(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
 
     def _costs(
         self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]

@@ -149,7 +149,7 @@ def test_a_run_takes_the_memory_that_was_planned(
     ],
     ids=[
         "plain",
-        "halves",
+        "forwards",
         "deep-low-rank",
         "bf16",
         "write_back",

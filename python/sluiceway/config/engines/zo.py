@@ -247,7 +247,7 @@ class ZoSection(ZoOptions, TieredSection):
         """True if one base takes all steps, each of which is replayed."""
         return self.tier == "host" and self.mode == "log" and self.noise != "lowrank"
 
-    def halves(self, config: Config) -> int:
+    def forwards(self, config: Config) -> int:
         """Number of losses that a step measures; all of them wait for the same weights."""
         return 2 * self.direction_count * config.train.accumulate
 
@@ -255,7 +255,7 @@ class ZoSection(ZoOptions, TieredSection):
         """Number of batches of an evaluation that one pass serves."""
         if self.tier == "device":
             return 1
-        return self.eval_batches or self.halves(config)
+        return self.eval_batches or self.forwards(config)
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """Find keys for a backward, for AdamW, or for autocast."""

@@ -1,7 +1,8 @@
 """Measures all losses of a step: closures on W + eps z and W - eps z for each direction z.
 
-During a half's turn the `data` of parameters is replaced by that half's copies: for the weights of
-a unit inside of its forward, for other weights throughout. The weights themselves are only read.
+During the turn of a forward pass, the `data` of parameters is replaced by its copies: for the
+weights of a unit while the unit runs, for other weights throughout. The weights themselves are only
+read.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ class Copies(NamedTuple):
 
 
 class WeightSource(Protocol):
-    """Makes perturbed copies of weights, which the halves of one direction share."""
+    """Makes perturbed copies of weights, which the forward passes of one direction share."""
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
         """Copy the weights of a unit, whose forward begins; the copies last until `release`."""
 
     def release(self, unit: int, direction: int) -> None:
-        """Free a unit's copies, after every half of the direction has left its forward."""
+        """Free a unit's copies, after every forward pass of the direction has left it."""
 
     def throughout(self, direction: int) -> list[Copies]:
         """Copy the weights that no single unit reads; the copies last for the measurement."""
 
 
 @dataclass(frozen=True)
-class Half:
+class ForwardPass:
     """One run of one closure, on one side of a direction."""
 
     name: str
@@ -64,19 +65,19 @@ class Half:
     closure: int
 
 
-def measuring_halves(directions: int, closures: int) -> list[Half]:
-    """List the halves of a step: for each direction both sides, each with all closures."""
+def perturbed_forwards(directions: int, closures: int) -> list[ForwardPass]:
+    """List the forward passes of a step: for each direction both sides, each with all closures."""
     return [
-        Half(f"{_SIGNS[side]} of direction {d}{_of_closure(k, closures)}", d, side, k)
+        ForwardPass(f"{_SIGNS[side]} of direction {d}{_of_closure(k, closures)}", d, side, k)
         for d in range(directions)
         for side in range(2)
         for k in range(closures)
     ]
 
 
-def plain_halves(closures: int) -> list[Half]:
-    """List one half per closure, on the weights themselves."""
-    return [Half(f"closure {k}", 0, 0, k) for k in range(closures)]
+def plain_forwards(closures: int) -> list[ForwardPass]:
+    """List one forward pass per closure, on the weights themselves."""
+    return [ForwardPass(f"closure {k}", 0, 0, k) for k in range(closures)]
 
 
 def _of_closure(number: int, of: int) -> str:
@@ -85,7 +86,7 @@ def _of_closure(number: int, of: int) -> str:
 
 @dataclass
 class _Frame:
-    """Copies that a half puts into parameters during the forward of one unit."""
+    """Copies that a forward pass puts into parameters while one unit runs."""
 
     unit: int
     held: list[tuple[nn.Parameter, torch.Tensor]]
@@ -93,7 +94,7 @@ class _Frame:
 
 @dataclass
 class _Shared:
-    """Copies of a unit's weights, shared by all halves of a direction."""
+    """Copies of a unit's weights, shared by all forward passes of a direction."""
 
     copies: list[Copies]
     entered: int = 0
@@ -113,7 +114,7 @@ class Measured:
     parameters : list of torch.nn.Parameter
         All trained parameters.
     resting : dict
-        Maps the id of a parameter to its data while no half reads it; its own data by default.
+        Maps the id of a parameter to its data while nothing reads it; its own data by default.
     """
 
     owner: str
@@ -124,37 +125,39 @@ class Measured:
 
 
 class Measurement:
-    """One run of all halves.
+    """One run of all forward passes.
 
     Parameters
     ----------
     measured : Measured
     source : WeightSource
-    halves : list of Half
+    forwards : list of ForwardPass
     inputs : SameInputs, optional
-        Compares the inputs of halves; None compares nothing.
+        Compares the inputs of forward passes; None compares nothing.
     """
 
     def __init__(
         self,
         measured: Measured,
         source: WeightSource,
-        halves: list[Half],
+        forwards: list[ForwardPass],
         inputs: SameInputs | None = None,
     ) -> None:
-        self._of, self._source, self._halves, self._inputs = measured, source, halves, inputs
-        self._lockstep = LockStep(measured.owner, [half.name for half in halves], self)
+        self._of, self._source, self._forwards, self._inputs = measured, source, forwards, inputs
+        self._lockstep = LockStep(
+            measured.owner, [forward.name for forward in forwards], self._resume, self._pause
+        )
         with torch_private.asking_no_class():  # Of weights that lie elsewhere, too.
             self._own = {id(p): p.data for p in measured.parameters}
         self._resting = self._own | measured.resting
-        self._frames: list[list[_Frame]] = [[] for _ in halves]
+        self._frames: list[list[_Frame]] = [[] for _ in forwards]
         self._shared: dict[tuple[int, int], _Shared] = {}
-        self._sharing = len([half for half in halves if half.direction == 0])
+        self._sharing = len([forward for forward in forwards if forward.direction == 0])
         self._ran: set[int] = set()
-        self._random = [RandomState.now()] * len(halves)
+        self._random = [RandomState.now()] * len(forwards)
 
     def run(self, closures: Sequence[Callable[[], Any]], quiet: Undisturbed) -> list[Any]:
-        """Return each half's result; weights and hooks are restored, also after an error.
+        """Return each forward pass's result; weights and hooks are restored, also after an error.
 
         Parameters
         ----------
@@ -165,62 +168,64 @@ class Measurement:
         Raises
         ------
         InvalidArgument
-            The halves ran different units, or left a unit out.
+            The forward passes ran different units, or left a unit out.
         BaseException
             Raised by a closure.
         """
         if self._inputs is not None:
-            for half in self._halves:
-                self._inputs.begin(half.name, half.closure)
+            for forward in self._forwards:
+                self._inputs.begin(forward.name, forward.closure)
         with ExitStack() as undo:
             undo.callback(self._put_back)
             undo.callback(self._release_all)
             for p in self._of.parameters:
-                # autocast caches casts of parameters that need gradients, across halves.
+                # autocast caches casts of parameters that need gradients, across forward passes.
                 undo.callback(p.requires_grad_, p.requires_grad)
                 p.requires_grad_(False)
                 p.data = self._resting[id(p)]
             self._hold_throughout()
             self._hook(undo)
-            results = self._lockstep.run([closures[half.closure] for half in self._halves], quiet)
+            results = self._lockstep.run(
+                [closures[forward.closure] for forward in self._forwards], quiet
+            )
             self._check_all_ran()
         return results
 
     def _hold_throughout(self) -> None:
-        for direction in sorted({half.direction for half in self._halves}):
+        for direction in sorted({forward.direction for forward in self._forwards}):
             copies = self._source.throughout(direction)
-            for half, frames in zip(self._halves, self._frames, strict=True):
-                if half.direction == direction:
-                    frames.append(_Frame(_EVERYWHERE, _held(copies, half.side)))
+            for forward, frames in zip(self._forwards, self._frames, strict=True):
+                if forward.direction == direction:
+                    frames.append(_Frame(_EVERYWHERE, _held(copies, forward.side)))
 
-    # ---- Turns of the halves ----
+    # ---- Turns of the forward passes ----
 
-    def resume(self, half: int) -> None:
-        """Restore the random state and the weights of a half."""
-        self._random[half].restore()
-        for frame in self._frames[half]:
+    def _resume(self, forward: int) -> None:
+        """Restore the random state and the weights of a forward pass."""
+        self._random[forward].restore()
+        for frame in self._frames[forward]:
             for p, copy in frame.held:
                 p.data = copy
 
-    def pause(self, half: int) -> None:
-        """Save the random state of a half, and put the resting data into parameters."""
-        self._random[half] = RandomState.now()
-        for frame in self._frames[half]:
+    def _pause(self, forward: int) -> None:
+        """Save the random state of a forward pass, and put the resting data into parameters."""
+        self._random[forward] = RandomState.now()
+        for frame in self._frames[forward]:
             for p, _ in frame.held:
                 p.data = self._resting[id(p)]
 
     def _put_back(self) -> None:
         # LockStep and this object refer to each other, so copies would wait for the collector.
-        self._frames, self._shared = [[] for _ in self._halves], {}
+        self._frames, self._shared = [[] for _ in self._forwards], {}
         for p in self._of.parameters:
             p.data = self._own[id(p)]
 
     def _release_all(self) -> None:
-        """Release units for halves that were ended inside of them."""
+        """Release units for forward passes that were ended inside of them."""
         for unit, direction in self._shared:
             self._source.release(unit, direction)
 
-    # ---- Hooks, called in the thread of a half ----
+    # ---- Hooks, called in the thread of a forward pass ----
 
     def _hook(self, undo: ExitStack) -> None:
         inside = {id(m) for unit in self._of.units for m in unit.module.modules()}
@@ -237,9 +242,9 @@ class Measurement:
             undo.callback(unit.module.register_forward_hook(after, always_call=True).remove)
 
     def _called(self, name: str, always: bool, _: nn.Module, args: tuple, kwargs: dict) -> None:
-        half = self._halves[self._lockstep.running].name
-        if self._inputs is not None and (always or self._inputs.is_fresh(half)):
-            self._inputs.check(half, name, (args, kwargs))
+        forward = self._forwards[self._lockstep.running].name
+        if self._inputs is not None and (always or self._inputs.is_fresh(forward)):
+            self._inputs.check(forward, name, (args, kwargs))
 
     def _enter(self, unit: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
         label = self._of.units[unit].label
@@ -247,14 +252,14 @@ class Measurement:
             self._called(label, False, module, args, kwargs)
         self._lockstep.meet(label)
         number = self._lockstep.running
-        half = self._halves[number]
+        forward = self._forwards[number]
         self._ran.add(unit)
-        key = (unit, half.direction)
+        key = (unit, forward.direction)
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _Shared(self._source.acquire(*key))
         shared.entered += 1
-        frame = _Frame(unit, _held(shared.copies, half.side))
+        frame = _Frame(unit, _held(shared.copies, forward.side))
         self._frames[number].append(frame)
         for p, copy in frame.held:
             p.data = copy
@@ -267,7 +272,7 @@ class Measurement:
         frame = frames.pop()
         for p, _copy in frame.held:
             p.data = self._present(frames, p)
-        key = (unit, self._halves[number].direction)
+        key = (unit, self._forwards[number].direction)
         shared = self._shared[key]
         shared.left += 1
         output = _without_weights(output, frame)

@@ -22,7 +22,7 @@ from sluiceway.optim.common.states import StateHooks
 from sluiceway.optim.zo.access import WeightAccess
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.inference import usable_later
-from sluiceway.optim.zo.measurement import Measurement, measuring_halves
+from sluiceway.optim.zo.measurement import Measurement, perturbed_forwards
 from sluiceway.optim.zo.rates import (
     checked_loss,
     group_update,
@@ -42,13 +42,13 @@ class ZoSgd(WeightAccess, StateHooks):
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
     theta <- theta - lr (g z + weight_decay theta), averaged over directions. The closure, or each
-    closure in a list of micro-batches, is called twice per direction. These calls (halves) run in
+    closure in a list of micro-batches, is called twice per direction. These forward passes run in
     threads that meet at every block of the model, so each block is perturbed once per direction
-    for all of them. All halves draw the same random numbers, for instance for dropout, and the
-    halves of one closure must get the same inputs. A block's weights are perturbed only while the
-    block runs; a term of the loss that reads weights elsewhere, for instance a penalty, must use
-    weights outside of the blocks. Weights that no block reads, or several blocks, are perturbed
-    for the whole step, in two copies per direction.
+    for all of them. All of them draw the same random numbers, for instance for dropout, and those
+    of one closure must get the same inputs. A block's weights are perturbed only while the block
+    runs; a term of the loss that reads weights elsewhere, for instance a penalty, must use weights
+    outside of the blocks. Weights that no block reads, or several blocks, are perturbed for the
+    whole step, in two copies per direction.
 
     With noise="lowrank", z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]. With
     tier="device" the matrix has a float32 master, and the sum of U over a period beside it. With
@@ -57,10 +57,10 @@ class ZoSgd(WeightAccess, StateHooks):
 
     With tier="host", weights are in host memory, page-locked for a CUDA device, and are never
     written. They are the base, from which theta is computed with a log of some tens of bytes per
-    step. The model needs no list of blocks: halves meet at every module that reads weights. Layers
-    are streamed through a ring of slots, once per step for all halves; norms and biases stay on
-    the device. The order is found in the first step, which calls the first closure once more.
-    Weights that the closure itself reads, or that a module reads around other modules, are
+    step. The model needs no list of blocks: forward passes meet at every module that reads weights.
+    Layers are streamed through a ring of slots, once per step for all of them; norms and biases
+    stay on the device. The order is found in the first step, which calls the first closure once
+    more. Weights that the closure itself reads, or that a module reads around other modules, are
     perturbed from the base on the device. The numbers are the same as with tier="device". A
     parameter's own data is the base. A forward of the model and `evaluate()` see theta, without
     gradients; `state_dict()` of the model, `copy.deepcopy(model)` and `torch.save(model)` contain
@@ -154,7 +154,7 @@ class ZoSgd(WeightAccess, StateHooks):
 
     @property
     def blocks(self) -> BlockList | None:
-        """Blocks at which halves meet; None unless the tier is device."""
+        """Blocks at which forward passes meet; None unless the tier is device."""
         return self._tier.blocks
 
     # ---- A step ----
@@ -226,13 +226,15 @@ class ZoSgd(WeightAccess, StateHooks):
 
     def _measure(self, closures: list[Closure]) -> list[tuple[float, float]]:
         """Measure the losses on both sides of every direction."""
-        halves = measuring_halves(self.options.directions, len(closures))
-        measurement = Measurement(self._tier.measured, self._tier, halves, SameInputs(self._owner))
+        forwards = perturbed_forwards(self.options.directions, len(closures))
+        measurement = Measurement(
+            self._tier.measured, self._tier, forwards, SameInputs(self._owner)
+        )
         found: dict[tuple[int, int], list[float]] = {}
         with Undisturbed() as quiet, self._tier.measuring():
             results = measurement.run(closures, quiet)
-        for half, loss in zip(halves, results, strict=True):
-            found.setdefault((half.direction, half.side), []).append(
+        for forward, loss in zip(forwards, results, strict=True):
+            found.setdefault((forward.direction, forward.side), []).append(
                 checked_loss(self._owner, loss)
             )
             if isinstance(loss, torch.Tensor) and loss.dtype in (torch.float16, torch.bfloat16):

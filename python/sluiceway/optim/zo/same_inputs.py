@@ -1,6 +1,6 @@
-"""Gives all halves of a step the same random numbers, and checks that they get the same inputs.
+"""Gives all forward passes of a step the same random numbers, and compares their inputs.
 
-The check compares digests of arguments that cannot depend on the weights: the arguments of each
+It compares digests of arguments that cannot depend on the weights: the arguments of each
 call of the model, and of the first block or layer with weights that runs.
 """
 
@@ -58,9 +58,9 @@ class RandomState:
 
 @dataclass
 class _Batch:
-    """Inputs of one closure, which all its halves must get."""
+    """Inputs of one closure, which all its forward passes must get."""
 
-    leader: str  # Name of the first half that ran; the others are compared with it.
+    leader: str  # Name of the first forward pass that ran; the others are compared with it.
     calls: list[tuple[str, bytes]] = field(default_factory=list)
 
 
@@ -79,33 +79,34 @@ class SameInputs:
         self._batch_of: dict[str, _Batch] = {}
         self._seen: dict[str, int] = {}
 
-    def begin(self, half: str, closure: int) -> None:
-        """Note that `half` is about to run the closure of this number."""
-        self._batch_of[half] = self._batches.setdefault(closure, _Batch(half))
-        self._seen[half] = 0
+    def begin(self, forward: str, closure: int) -> None:
+        """Note that `forward` is about to run the closure of this number."""
+        self._batch_of[forward] = self._batches.setdefault(closure, _Batch(forward))
+        self._seen[forward] = 0
 
-    def is_fresh(self, half: str) -> bool:
-        """Tell whether nothing in this half was compared yet."""
-        return self._seen[half] == 0
+    def is_fresh(self, forward: str) -> bool:
+        """Tell whether nothing in this forward pass was compared yet."""
+        return self._seen[forward] == 0
 
-    def check(self, half: str, module: str, arguments: Any) -> None:
+    def check(self, forward: str, module: str, arguments: Any) -> None:
         """Compare the arguments of a call.
 
         Raises
         ------
         InvalidArgument
-            They differ from the arguments in the first half of the same closure.
+            They differ from the arguments in the first forward pass of the same closure.
         """
-        number, found = self._seen[half], (module, _digest(arguments))
-        self._seen[half] += 1
-        batch = self._batch_of[half]
-        if half == batch.leader:
+        number, found = self._seen[forward], (module, _digest(arguments))
+        self._seen[forward] += 1
+        batch = self._batch_of[forward]
+        if forward == batch.leader:
             batch.calls.append(found)
         elif number >= len(batch.calls) or batch.calls[number] != found:
             raise InvalidArgument(
-                f"{self._owner}.step: inputs of {module} in call {number} of half {half} differ "
-                "from the inputs of the closure's first half. The two losses are subtracted, so "
-                "both need the same batch; call next(loader) before step(), not inside the closure"
+                f"{self._owner}.step: inputs of {module} in call {number} of forward pass "
+                f"{forward} differ from the inputs of the closure's first forward pass. The two "
+                "losses are subtracted, so both need the same batch; call next(loader) before "
+                "step(), not inside the closure"
             )
 
 

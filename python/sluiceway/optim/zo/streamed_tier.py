@@ -1,4 +1,4 @@
-"""Tiers host and disk: weights are streamed to the halves, which meet at every module that reads.
+"""Tiers host and disk: weights are streamed to forward passes that meet at modules with weights.
 
 During a step, parameters hold slots of the engine's ring. Outside of a step, theta is computed when
 a parameter is read.
@@ -21,7 +21,7 @@ from sluiceway.optim.common.ownership import hold
 from sluiceway.optim.zo.forward_order import ForwardOrder, watch_forward
 from sluiceway.optim.zo.log_and_base import LogAndBase
 from sluiceway.optim.zo.masters import Masters
-from sluiceway.optim.zo.measurement import Copies, Measured, Measurement, Unit, plain_halves
+from sluiceway.optim.zo.measurement import Copies, Measured, Measurement, Unit, plain_forwards
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.reader import Reader
 from sluiceway.optim.zo.streamed_weights import Use, bytes_beside
@@ -32,7 +32,7 @@ _TIERS = ("device", "host", "pinned")
 
 
 class StreamedTier(Tier):
-    """Streams weights to the halves.
+    """Streams weights to the forward passes.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class StreamedTier(Tier):
         self.weights.get().begin_evaluation()
         self._evaluating = True
         try:
-            measurement = Measurement(self.measured, self, plain_halves(len(closures)))
+            measurement = Measurement(self.measured, self, plain_forwards(len(closures)))
             with Undisturbed() as quiet, self.measuring():
                 return measurement.run(closures, quiet)
         finally:

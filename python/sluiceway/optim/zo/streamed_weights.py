@@ -38,7 +38,7 @@ class StreamedWeights:
     is_written : bool
         True if each step is written into the weights.
     in_step : bool
-        True while halves run, so that the weights have no common step.
+        True while forward passes run, so that the weights have no common step.
     """
 
     is_written = False

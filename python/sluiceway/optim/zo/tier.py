@@ -54,7 +54,7 @@ class Training:
 
 
 class Tier(WeightSource):
-    """Gives halves their weights, and makes steps. Tiers override what they need.
+    """Gives forward passes their weights, and makes steps. Tiers override what they need.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Tier(WeightSource):
     measured : Measured
         Subject of a measurement; valid after `begin`.
     blocks : BlockList or None
-        Blocks at which halves meet, if they meet at blocks.
+        Blocks at which forward passes meet, if they meet at blocks.
     """
 
     committed_steps: int

@@ -37,7 +37,7 @@ class Layers(nn.Module):
 
 
 def outputs_of_step(opt: sluiceway.ZoSgd, model: nn.Module, x: torch.Tensor) -> list[list]:
-    """Inputs and outputs that a hook of each layer sees, in the order of the halves."""
+    """Inputs and outputs that a hook of each layer sees, in the order of the forward passes."""
     seen = [[] for _ in model.layers]
     handles = [
         layer.register_forward_hook(lambda _, args, y, of=of: of.append((args[0], y.clone())))
@@ -74,8 +74,8 @@ def test_outputs_are_within_the_stated_bound_of_those_in_double(
         for number, seen in enumerate(outputs_of_step(opt, model, x)):
             weight, name = theta[f"layers.{number}.weight"], f"layers.{number}.weight"
             bias = theta.get(f"layers.{number}.bias")
-            for half, (given, found) in enumerate(seen):
-                direction, sign = half // 2, (1, -1)[half % 2]
+            for number_of_pass, (given, found) in enumerate(seen):
+                direction, sign = number_of_pass // 2, (1, -1)[number_of_pass % 2]
                 u, v = oracle.factors(name, direction)
                 moved = [weight, sign * 1e-3 * (u.T @ v)]
                 sizes = [np.abs(weight), 1e-3 * (np.abs(u).T @ np.abs(v))]

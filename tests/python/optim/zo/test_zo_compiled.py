@@ -1,4 +1,4 @@
-"""ZoSgd of models under torch.compile: halves meet in hooks, so they run what was written."""
+"""ZoSgd of models under torch.compile: threads meet in hooks, so they run what was written."""
 
 from __future__ import annotations
 

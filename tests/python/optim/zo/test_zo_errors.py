@@ -87,7 +87,7 @@ def test_a_loader_in_the_closure_gives_other_inputs(directions: int, tier: str) 
     refused(
         lambda m: zo_loss(m, zo_ids(next(steps))),
         sluiceway.InvalidArgument,
-        r"inputs of ZoDecoder .* half - of direction 0 differ .* next\(loader\)",
+        r"inputs of ZoDecoder .* forward pass - of direction 0 differ .* next\(loader\)",
         directions=directions,
         tier=tier,
     )
@@ -101,10 +101,10 @@ def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction(
 
     def of_second_batch(model: ZoDecoder) -> torch.Tensor:
         calls.append(1)
-        mine = len(calls)  # The other half begins before this one ends.
+        mine = len(calls)  # The other forward pass begins before this one ends.
         return zo_loss(model, IDS) + zo_loss(model, zo_ids(mine))
 
-    refused(of_second_batch, sluiceway.InvalidArgument, "in call 1 of half -", tier=tier)
+    refused(of_second_batch, sluiceway.InvalidArgument, "in call 1 of forward pass -", tier=tier)
     halves = []
 
     def of_second_direction(model: ZoDecoder) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction(
     refused(
         of_second_direction,
         sluiceway.InvalidArgument,
-        r"half \+ of direction 1",
+        r"forward pass \+ of direction 1",
         directions=2,
         tier=tier,
     )
@@ -139,7 +139,7 @@ def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock(tier
 
         def closure(model: ZoDecoder) -> torch.Tensor:
             count.append(1)
-            mine = len(count)  # The other half begins before this one ends.
+            mine = len(count)  # The other forward pass begins before this one ends.
             x = model.embed(IDS)
             for number, layer in enumerate(model.layers):
                 x = x if (mine, number) == (when, block) else layer(x)
@@ -156,7 +156,7 @@ def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock(tier
         (1, 2): (after, two),
         (2, 2): (two, after),
     }.items():
-        match = rf"half \+ of direction 0 is at {plus} while half - .* at {minus}"
+        match = rf"forward pass \+ of direction 0 is at {plus} while forward pass - .* at {minus}"
         refused(skipping(when, block), sluiceway.InvalidArgument, match, tier=tier)
 
 
@@ -177,15 +177,17 @@ class OopsError(Exception):
 
 
 @pytest.mark.parametrize("kind", [OopsError, SystemExit, StopIteration, KeyboardInterrupt])
-@pytest.mark.parametrize("half", [1, 2])
+@pytest.mark.parametrize("forward", [1, 2])
 @pytest.mark.parametrize("place", ["before", "inside", "after"])
 @TIERS
-def test_what_a_half_raises_is_raised(kind: type, half: int, place: str, tier: str) -> None:
+def test_what_a_forward_pass_raises_is_raised(
+    kind: type, forward: int, place: str, tier: str
+) -> None:
     count = []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
         count.append(1)
-        mine = len(count) == half
+        mine = len(count) == forward
         if mine and place == "before":
             raise kind("mine")
         handle = model.layers[1].up.register_forward_hook(

@@ -132,7 +132,7 @@ def test_micro_batches_of_a_list_are_compared_each_with_itself() -> None:
 
     opt = sluiceway.ZoSgd(model)
     with pytest.raises(
-        sluiceway.InvalidArgument, match="half - of direction 0, closure 1 differ from"
+        sluiceway.InvalidArgument, match="forward pass - of direction 0, closure 1 differ from"
     ):
         opt.step([lambda: zo_loss(model, zo_ids(7)), second])
     for nothing in ([], [None], [lambda: 1.0, 3]):
