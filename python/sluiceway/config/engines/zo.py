@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LEAVE_OUT = "leave it out"
 # Largest number of steps times directions that one base takes; the compiled module refuses more.
 MOST_UPDATES = 1024
-_STREAMED = ("host", "disk")
+STREAMED = ("host", "disk")
 
 
 class ZoOptions(Options):
@@ -149,6 +149,15 @@ class ZoOptions(Options):
             _warn_of_old("mode parity is called write_back now; write mode='write_back'")
         return given
 
+    def _restricted(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """List options that need a value of another one: its value, those needed, the options."""
+        return [
+            (self.tier, STREAMED, ("depth", "perturb_lanes", "resident")),
+            (self.tier, ("disk",), ("consolidate",)),
+            (self.mode, ("write_back",), ("master", "wire")),
+            (self.noise, ("lowrank",), ("rank", "period")),
+        ]
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
         if self.mode == "write_back" and self.tier != "host":
@@ -179,12 +188,7 @@ class ZoOptions(Options):
                 f"consolidate is {self.consolidate} and noise lowrank, whose updates are summed up "
                 f"beside the base; {_LEAVE_OUT}"
             )
-        for value, needed, names in (
-            (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
-            (self.tier, ("disk",), ("consolidate",)),
-            (self.mode, ("write_back",), ("master", "wire")),
-            (self.noise, ("lowrank",), ("rank", "period")),
-        ):
+        for value, needed, names in self._restricted():
             for name in names if value not in needed else ():
                 found, default = getattr(self, name), type(self).model_fields[name].default
                 if found != default:

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from sluiceway.base.undisturbed import Undisturbed
-from sluiceway.config.engines.zo import ZoOptions
-from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import find_blocks, weights_by_block
-from sluiceway.optim.zo.device_weights import LowRankWeights, Noise, ResidentWeights
+from sluiceway.optim.zo.device_weights import DeviceWeights, LowRankWeights
 from sluiceway.optim.zo.measurement import Copies, Measured, Unit
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
 from sluiceway.optim.zo.same_inputs import RandomState
@@ -24,7 +22,8 @@ from sluiceway.optim.zo.weights import TrainedWeight
 class DeviceTier(Tier):
     """Perturbs and updates weights on the device.
 
-    Halves meet at every block. Weights that several blocks read are perturbed for the whole step.
+    Forward passes meet at every block. Weights that several blocks read are perturbed for the whole
+    step.
 
     Parameters
     ----------
@@ -45,7 +44,8 @@ class DeviceTier(Tier):
         units = [Unit(f"block {name}", block) for name, block in blocks]
         parameters = [w.parameter for w in training.weights]
         self.measured = Measured(training.owner, training.model, units, parameters)
-        self._resident = _resident(training.options, training.device, state)
+        of_noise = LowRankWeights if training.options.noise == "lowrank" else DeviceWeights
+        self._weights = of_noise(training, state)
         self._state = state
         self.committed_steps = 0
 
@@ -60,12 +60,9 @@ class DeviceTier(Tier):
         return self._perturbed(None, direction)
 
     def _perturbed(self, block: int | None, direction: int) -> list[Copies]:
-        eps = self._of.options.eps
+        step = self.committed_steps
         return [
-            Copies(
-                w.parameter,
-                self._resident.neighbours(w, self._gamma(w), eps, self.committed_steps, direction),
-            )
+            Copies(w.parameter, self._weights.neighbours(w, self._gamma(w), step, direction))
             for w in self._of_block.get(block, [])
         ]
 
@@ -78,9 +75,9 @@ class DeviceTier(Tier):
         """Update every weight."""
         found = [(w, updates[w.group]) for w in self._of.weights]
         for weight, update in found:  # First the only part that can run out of memory.
-            self._resident.prepare(weight, update.gamma)
+            self._weights.prepare(weight, update.gamma)
         for weight, update in found:
-            self._resident.update(
+            self._weights.update(
                 weight, as_float(update.gamma), self.committed_steps, update.scales
             )
         for group, update in zip(self._of.param_groups, updates, strict=True):
@@ -104,7 +101,7 @@ class DeviceTier(Tier):
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors in a parameter's state, if it has a state."""
-        return self._resident.state_shapes(p)
+        return self._weights.state_shapes(p)
 
     def load(self, frame: dict[str, Any], states: States) -> None:
         """Continue from masters of a step."""
@@ -121,18 +118,9 @@ class DeviceTier(Tier):
         """Round loaded masters into their parameters."""
         for weight in self._of.weights:
             if weight.parameter in self._state:
-                self._resident.round(weight, self._gamma(weight), self.committed_steps)
+                self._weights.round(weight, self._gamma(weight), self.committed_steps)
                 torch.autograd.graph.increment_version(weight.parameter)
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """Return the parameter's data in host memory."""
         return p.detach().cpu()
-
-
-def _resident(
-    options: ZoOptions, device: DeviceOps, state: dict[Any, Any]
-) -> ResidentWeights | LowRankWeights:
-    noise = Noise(options.family, options.seed)
-    if options.noise == "lowrank":
-        return LowRankWeights(noise, options.rank, options.period, device, state)
-    return ResidentWeights(noise, device, state)

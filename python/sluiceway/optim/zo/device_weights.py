@@ -26,53 +26,42 @@ Tensors hold U and V transposed. Norms and biases have elementwise noise of the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sluiceway import _core
-from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.zo.rates import as_float
-from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.tier import Training
+from sluiceway.optim.zo.weights import MASTER, TrainedWeight
 
-MASTER = "master"
 SUM = "low_rank_sum"  # M of the current period.
 _OF_V = 2**32 - 1  # Purpose in the noise key of V, whose step is the period; others: directions.
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Family and seed of the noise that directions z are drawn from."""
-
-    family: str
-    seed: int
-
-
-class ResidentWeights:
+class DeviceWeights:
     """Computes A, theta and both neighbours of theta.
 
     Parameters
     ----------
-    noise : Noise
-    device : DeviceOps
+    training : Training
     state : dict
         The optimizer's state, which holds the masters.
     """
 
-    def __init__(self, noise: Noise, device: DeviceOps, state: dict[Any, Any]) -> None:
-        self._noise, self._device, self._state = noise, device, state
+    def __init__(self, training: Training, state: dict[Any, Any]) -> None:
+        self._options, self._device, self._state = training.options, training.device, state
 
     def neighbours(
-        self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
+        self, weight: TrainedWeight, gamma: float, step: int, direction: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute theta + eps z and theta - eps z in the parameter's dtype."""
-        p = weight.parameter.detach()
+        p, options = weight.parameter.detach(), self._options
         plus, minus = torch.empty_like(p), torch.empty_like(p)
         _core.perturb(
-            self._a_of(weight), plus, minus, [], gamma, eps, self._noise.family, self._noise.seed,
+            self._a_of(weight), plus, minus, [], gamma, options.eps, options.family, options.seed,
             step, weight.tensor, direction, compute=self._device.compute(),
         )  # fmt: skip
         return plus, minus
@@ -88,16 +77,22 @@ class ResidentWeights:
     ) -> None:
         """Add c z of each direction to A, and write the new theta into the parameter."""
         a, p = self._a_of(weight), weight.parameter
-        seed, compute = self._noise.seed, self._device.compute()
-        pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
-        _core.materialise(a, a, pending, 1.0, self._noise.family, compute=compute)
+        self._add(a, weight, step, scales)
         if a.data_ptr() != p.data_ptr():
             self.round(weight, gamma_after, step + 1)
         torch.autograd.graph.increment_version(p)
 
-    def round(self, weight: TrainedWeight, gamma: float, _step: int) -> None:
-        """Write theta into the parameter."""
-        compute, family = self._device.compute(), self._noise.family
+    def _add(
+        self, sums: torch.Tensor, weight: TrainedWeight, step: int, scales: list[float]
+    ) -> None:
+        """Add c times the noise of each direction of a step to a tensor."""
+        seed, compute = self._options.seed, self._device.compute()
+        pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
+        _core.materialise(sums, sums, pending, 1.0, self._options.family, compute=compute)
+
+    def round(self, weight: TrainedWeight, gamma: float, step: int) -> None:
+        """Write theta before `step` into the parameter."""
+        compute, family = self._device.compute(), self._options.family
         out = weight.parameter.detach()
         _core.materialise(self._a_of(weight), out, [], gamma, family, compute=compute)
 
@@ -115,46 +110,34 @@ def needs_master(p: torch.Tensor, gamma: float) -> bool:
     return p.dtype is not torch.float32 or gamma != 1.0
 
 
-class LowRankWeights:
-    """Computes A, M, theta and both neighbours of theta.
+class LowRankWeights(DeviceWeights):
+    """Computes the same, and M, for matrices with low-rank noise; vectors have elementwise noise.
 
     Parameters
     ----------
-    noise : Noise
-        Noise for the factors, norms and biases.
-    rank, period : int
-    device : DeviceOps
+    training : Training
     state : dict
         The optimizer's state, which holds A and M of each matrix.
     """
 
-    def __init__(
-        self,
-        noise: Noise,
-        rank: int,
-        period: int,
-        device: DeviceOps,
-        state: dict[Any, Any],
-    ) -> None:
-        self._vectors = ResidentWeights(noise, device, state)
-        self._noise, self._rank, self._period = noise, rank, period
-        self._device, self._state = device, state
+    def __init__(self, training: Training, state: dict[Any, Any]) -> None:
+        super().__init__(training, state)
+        self._rank, self._period = training.options.rank, training.options.period
         self._v: dict[str, tuple[int, torch.Tensor]] = {}  # V by name, with its period.
 
     def neighbours(
-        self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
+        self, weight: TrainedWeight, gamma: float, step: int, direction: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute theta + eps z and theta - eps z in the parameter's dtype."""
         p = weight.parameter.detach()
         if p.dim() < 2:
-            return self._vectors.neighbours(weight, gamma, eps, step, direction)
-
+            return super().neighbours(weight, gamma, step, direction)
         plus, minus = torch.empty_like(p), torch.empty_like(p)
-        a = self._state.get(weight.parameter, {}).get(MASTER, p)
         factors = self._draw_u(weight, step, direction), self._v_of(weight, step)
         _core.perturb_low_rank(
-            a.flatten(1), plus.flatten(1), minus.flatten(1), self._pending(weight, step), gamma,
-            eps, factors, compute=self._device.compute(),
+            self._a_of(weight).flatten(1), plus.flatten(1), minus.flatten(1),
+            self._pending(weight, step), gamma, self._options.eps, factors,
+            compute=self._device.compute(),
         )  # fmt: skip
         return plus, minus
 
@@ -162,7 +145,7 @@ class LowRankWeights:
         """Make A and M of a weight, unless they exist."""
         p = weight.parameter
         if p.dim() < 2:
-            self._vectors.prepare(weight, gamma_after)
+            super().prepare(weight, gamma_after)
         elif MASTER not in self._state.get(p, {}):
             master = p.detach().to(torch.float32, copy=True)
             self._state[p] = {MASTER: master, SUM: master.new_zeros(self._rank, len(p))}
@@ -173,14 +156,12 @@ class LowRankWeights:
         """Add c U of each direction to M, and write the new theta into the parameter."""
         p = weight.parameter
         if p.dim() < 2:
-            return self._vectors.update(weight, gamma_after, step, scales)
+            return super().update(weight, gamma_after, step, scales)
         a, m = self._state[p][MASTER], self._state[p][SUM]
-        seed, compute = self._noise.seed, self._device.compute()
-        pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
-        _core.materialise(m, m, pending, 1.0, self._noise.family, compute=compute)
+        self._add(m, weight, step, scales)
         if (step + 1) % self._period == 0:
             a, product = a.flatten(1), (m, self._v_of(weight, step))
-            _core.materialise_low_rank(a, a, product, 1.0, compute=compute)
+            _core.materialise_low_rank(a, a, product, 1.0, compute=self._device.compute())
             m.zero_()
         self.round(weight, gamma_after, step + 1)
         torch.autograd.graph.increment_version(p)
@@ -189,7 +170,7 @@ class LowRankWeights:
         """Write theta before `step` into the parameter."""
         p = weight.parameter
         if p.dim() < 2:
-            return self._vectors.round(weight, gamma, step)
+            return super().round(weight, gamma, step)
         _core.materialise_low_rank(
             self._state[p][MASTER].flatten(1), p.detach().flatten(1), self._pending(weight, step),
             gamma, compute=self._device.compute(),
@@ -197,8 +178,8 @@ class LowRankWeights:
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors in a parameter's state, if it has a state."""
-        vector = self._vectors.state_shapes(p)
-        return vector if p.dim() < 2 else {**vector, SUM: (self._rank, len(p))}
+        shapes = super().state_shapes(p)
+        return shapes if p.dim() < 2 else {**shapes, SUM: (self._rank, len(p))}
 
     # ---- Factors ----
 
@@ -207,7 +188,7 @@ class LowRankWeights:
         p = weight.parameter
         u = torch.empty(self._rank, len(p), device=p.device)
         _core.draw_noise(
-            u, self._noise.family, self._noise.seed, step, weight.tensor, direction,
+            u, self._options.family, self._options.seed, step, weight.tensor, direction,
             compute=self._device.compute(),
         )  # fmt: skip
         return u
@@ -220,8 +201,8 @@ class LowRankWeights:
             v = torch.zeros(self._rank, p.detach().flatten(1).shape[1], device=p.device)
             scale = as_float(1 / math.sqrt(self._rank))
             _core.materialise(
-                v, v, [(self._noise.seed, period, weight.tensor, _OF_V, scale)], 1.0,
-                self._noise.family, compute=self._device.compute(),
+                v, v, [(self._options.seed, period, weight.tensor, _OF_V, scale)], 1.0,
+                self._options.family, compute=self._device.compute(),
             )  # fmt: skip
             self._v[weight.name] = period, v
         return v

@@ -19,11 +19,10 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.device_weights import MASTER
 from sluiceway.optim.zo.streamed_weights import StreamedWeights, absent, engine_arguments
 from sluiceway.optim.zo.tier import States, Training
 from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
-from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.weights import MASTER, TrainedWeight
 
 
 class Masters(StreamedWeights):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sluiceway import _core
-from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.errors import Unavailable
 from sluiceway.machine.device_ops import DeviceOps, device_ops, ops_on
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.base_on_disk import BaseOnDisk
@@ -18,17 +18,6 @@ from sluiceway.optim.zo.masters import Masters
 from sluiceway.optim.zo.streamed_tier import StreamedTier
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
-
-# Options that a tier does not use, with the tier that does.
-_FOREIGN = {
-    "device": dict.fromkeys(("path", "link", "budget", "trace"), "host") | {"store": "disk"},
-    "host": {"store": "disk"},
-    "disk": {},
-}
-_WHY = {
-    "device": "which streams and logs nothing",
-    "host": "which keeps no weights on disk",
-}
 
 
 def device_of(owner: str, options: ZoArguments, weights: list[TrainedWeight]) -> DeviceOps:
@@ -55,25 +44,8 @@ def device_of(owner: str, options: ZoArguments, weights: list[TrainedWeight]) ->
 
 
 def make_tier(training: Training, state: dict[Any, Any]) -> DeviceTier | StreamedTier:
-    """Make the tier for the optimizer's options.
-
-    Raises
-    ------
-    InvalidArgument
-        An option is set that the tier does not use.
-    """
+    """Make the tier for the optimizer's options."""
     options = training.options
-    for name, tier in _FOREIGN[options.tier].items():
-        if (given := getattr(options, name)) is not None:
-            raise InvalidArgument(
-                f"{training.owner}: {name} is {given!r}, but tier is {options.tier!r}, "
-                f"{_WHY[options.tier]}; leave {name} out, or set tier={tier!r}"
-            )
-    if options.mode == "write_back" and options.path is not None:
-        raise InvalidArgument(
-            f"{training.owner}: path is {options.path!r}, but mode is 'write_back', which has no "
-            "log; leave path out, or set mode='log'"
-        )
     if options.tier == "device":
         return DeviceTier(training, state)
     if options.mode == "write_back":

@@ -15,6 +15,7 @@ from sluiceway.model.targets import check_storage, owners_of
 from sluiceway.optim.common.ownership import refuse_taken
 from sluiceway.optim.common.parameters import groups_of_model
 
+MASTER = "master"  # Key of a weight's float32 master in the optimizer's state.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -108,8 +108,11 @@ def test_a_trace_that_cannot_be_written_leaves_theta(tmp_path) -> None:
     [
         ({"resident": 5}, "resident is 5, which is for host and disk alone"),
         ({"rank": 3}, "rank is 3, which is for lowrank alone"),
-        ({"trace": "t.json"}, "trace is 't.json', but tier is 'device'"),
-        ({"budget": sluiceway.Budget(device=1 << 30)}, r"budget is .*, but tier is 'device'"),
+        ({"trace": "t.json"}, "trace is t.json, which is for host and disk alone"),
+        (
+            {"budget": sluiceway.Budget(device=1 << 30)},
+            "budget is .*, which is for host and disk alone",
+        ),
     ],
 )
 def test_options_that_play_no_part_are_refused(options: dict, words: str) -> None:

@@ -221,7 +221,7 @@ def test_what_mode_write_back_does_not_have_is_refused(tmp_path) -> None:
         ({"tier": "disk"}, "mode is write_back and tier disk, which each step would write whole"),
         ({"tier": "device"}, "mode is write_back and tier device, which writes each step into"),
         ({"noise": "lowrank"}, "lowrank is not in this version for mode write_back"),
-        ({"path": tmp_path}, "mode is 'write_back', which has no log; leave path out"),
+        ({"path": tmp_path}, "path is .*, which is for log alone; leave it out"),
         ({"consolidate": 3}, "consolidate is 3, which is for disk alone"),
         ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for write_back alone"),
         ({"wire": "fp8", "resident": 5}, "resident is 5 and wire fp8, whose images are new"),
