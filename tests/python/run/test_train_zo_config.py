@@ -260,3 +260,12 @@ def test_the_quickstart_from_losses_alone_differs_in_what_it_has_no_use_for():
     config = load_config(REPOSITORY / "configs" / "quickstart_zo.yaml")
     assert config.engine.kind == "zo"
     assert (config.train.steps, config.tokens_per_step) == (700, 2048)
+
+
+def test_a_config_of_an_older_run_is_accepted_with_a_warning(load):
+    with pytest.warns(DeprecationWarning, match="mode parity is called write_back now"):
+        config = load(SMALLEST, "engine.tier=host", "engine.mode=parity")
+    assert config.engine.mode == "write_back"
+    with pytest.warns(DeprecationWarning, match="perturb is gone"):
+        config = load(SMALLEST, "engine.noise=lowrank", "engine.perturb=activations")
+    assert not hasattr(config.engine, "perturb")

@@ -222,7 +222,7 @@ def ctrl_c() -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @TIERS
-def test_ctrl_c_ends_both_halves(tier: str) -> None:
+def test_ctrl_c_ends_both_forward_passes(tier: str) -> None:
     count = []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_both_halves(tier: str) -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @TIERS
-def test_a_half_that_holds_a_lock_does_not_hang_the_error_of_another(tier: str) -> None:
+def test_a_forward_pass_that_holds_a_lock_does_not_hang_the_error_of_another(tier: str) -> None:
     lock, count = threading.Lock(), []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
@@ -287,6 +287,9 @@ def test_a_model_without_blocks_says_what_was_looked_for() -> None:
         assert words in str(found.value)
 
 
+IN_S = sluiceway.StoreOptions(path="s")
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -296,6 +299,19 @@ def test_a_model_without_blocks_says_what_was_looked_for() -> None:
         ({"lr": -1.0}, "lr is -1.0"),
         ({"weight_decay": float("nan")}, "weight_decay is nan"),
         ({"param_groups": [nn.Parameter(torch.ones(1))]}, "not a parameter of the model"),
+        ({"noise": "lowrank", "rank": 0}, "rank is 0, expected"),
+        ({"noise": "lowrank", "period": 0}, "period is 0"),
+        ({"noise": "lowrank", "rank": 2.5}, "rank"),
+        ({"rank": 3}, "rank is 3, which is for lowrank alone"),
+        ({"resident": 5}, "resident is 5, which is for host and disk alone"),
+        ({"trace": "t.json"}, "trace is t.json, which is for host and disk alone"),
+        ({"budget": sluiceway.Budget(device=1 << 30)}, r"budget is .*, which is for host and disk"),
+        ({"store": IN_S}, r"store is .*, which is for disk alone; leave it out"),
+        ({"tier": "host", "store": IN_S}, r"store is .*, which is for disk alone; leave it out"),
+        ({"tier": "host", "consolidate": 5}, "consolidate is 5, which is for disk alone"),
+        ({"tier": "disk", "consolidate": 0}, "consolidate is 0"),
+        ({"tier": "disk"}, r"store is None, expected store=sluiceway.StoreOptions\(path=...\)"),
+        ({"tier": "disk", "store": sluiceway.StoreOptions()}, "a folder on the disk to use"),
     ],
 )
 def test_options_that_cannot_be(options: dict, match: str) -> None:
@@ -345,7 +361,7 @@ def test_weights_that_others_change_are_refused(tier: str) -> None:
         opt.step(lambda: zo_loss(model, IDS))
 
 
-def test_dropout_is_warned_of_once_and_both_halves_have_the_same_masks() -> None:
+def test_dropout_is_warned_of_once_and_both_forward_passes_have_the_same_masks() -> None:
     model = decoder(dropout=0.5)
     opt = sluiceway.ZoSgd(model)
     masks: list[torch.Tensor] = []

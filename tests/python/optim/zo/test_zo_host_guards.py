@@ -103,23 +103,6 @@ def test_a_trace_that_cannot_be_written_leaves_theta(tmp_path) -> None:
     assert all(torch.equal(p, theta[name]) for name, p in model.named_parameters())
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"resident": 5}, "resident is 5, which is for host and disk alone"),
-        ({"rank": 3}, "rank is 3, which is for lowrank alone"),
-        ({"trace": "t.json"}, "trace is t.json, which is for host and disk alone"),
-        (
-            {"budget": sluiceway.Budget(device=1 << 30)},
-            "budget is .*, which is for host and disk alone",
-        ),
-    ],
-)
-def test_options_that_play_no_part_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(sluiceway.InvalidArgument, match=words):
-        sluiceway.ZoSgd(decoder(), **options)
-
-
 def test_closures_of_an_evaluation_draw_the_same_numbers_on_both_tiers() -> None:
     found = []
     for tier in ("host", "device"):

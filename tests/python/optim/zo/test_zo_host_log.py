@@ -88,7 +88,7 @@ def test_rollback_and_branch(options: dict, tmp_path: Path) -> None:
     with pytest.raises(sluiceway.InvalidArgument, match="has no log"):
         device.rollback(0)
     with pytest.raises(
-        sluiceway.InvalidArgument, match="path is .* for host and disk alone; leave it"
+        sluiceway.InvalidArgument, match=r"path is .* for host and disk alone; leave it"
     ):
         sluiceway.ZoSgd(decoder(), path=tmp_path)
 

@@ -127,7 +127,7 @@ def test_images_cross_a_narrow_link_and_nothing_comes_back(
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-def test_any_model_is_measured_with_its_own_half(directions: int) -> None:
+def test_any_model_is_measured_with_its_own_forward_pass(directions: int) -> None:
     ours, theirs = anything(), anything()
     opt = writing_back(ours, lr=0.05, directions=directions, weight_decay=0.1, noise="gaussian")
     trained = [p for p in theirs.parameters() if p.requires_grad]
