@@ -49,7 +49,7 @@ class DeviceTier(Tier):
         self._state = state
         self.committed_steps = 0
 
-    # ---- WeightSource ----
+    # ---- Weights of a measurement ----
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
         """Make perturbed copies of a block's weights."""

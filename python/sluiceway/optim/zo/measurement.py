@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.zo.lockstep import LockStep
 from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
+
+if TYPE_CHECKING:
+    from sluiceway.optim.zo.tier import Tier
 
 _EVERYWHERE = -1
 _SIGNS = ("+", "-")
@@ -40,19 +43,6 @@ class Copies(NamedTuple):
 
     parameter: nn.Parameter
     sides: Sequence[torch.Tensor]
-
-
-class WeightSource(Protocol):
-    """Makes perturbed copies of weights, which the forward passes of one direction share."""
-
-    def acquire(self, unit: int, direction: int) -> list[Copies]:
-        """Copy the weights of a unit, whose forward begins; the copies last until `release`."""
-
-    def release(self, unit: int, direction: int) -> None:
-        """Free a unit's copies, after every forward pass of the direction has left it."""
-
-    def throughout(self, direction: int) -> list[Copies]:
-        """Copy the weights that no single unit reads; the copies last for the measurement."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +120,7 @@ class Measurement:
     Parameters
     ----------
     measured : Measured
-    source : WeightSource
+    source : Tier
     forwards : list of ForwardPass
     inputs : SameInputs, optional
         Compares the inputs of forward passes; None compares nothing.
@@ -139,7 +129,7 @@ class Measurement:
     def __init__(
         self,
         measured: Measured,
-        source: WeightSource,
+        source: Tier,
         forwards: list[ForwardPass],
         inputs: SameInputs | None = None,
     ) -> None:

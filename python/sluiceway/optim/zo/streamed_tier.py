@@ -117,7 +117,7 @@ class StreamedTier(Tier):
         resting = self.weights.absent()
         return Measured(self._of.owner, self._of.model, units, parameters, resting)
 
-    # ---- WeightSource ----
+    # ---- Weights of a measurement ----
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
         """Return slots of the ring, or copies of weights that are held around other units."""

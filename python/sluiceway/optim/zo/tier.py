@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch import nn
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import BlockList
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.measurement import Measured, WeightSource
+from sluiceway.optim.zo.measurement import Copies, Measured
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.weights import TrainedWeight
 
@@ -53,7 +52,7 @@ class Training:
             self.options = self.options.with_directions(count)
 
 
-class Tier(WeightSource):
+class Tier:
     """Gives forward passes their weights, and makes steps. Tiers override what they need.
 
     Attributes
@@ -70,13 +69,25 @@ class Tier(WeightSource):
     measured: Measured
     blocks: BlockList | None = None
 
+    # ---- Weights of a measurement ----
+
+    def acquire(self, unit: int, direction: int) -> list[Copies]:
+        """Copy the weights of a unit, which all forward passes of a direction share."""
+
+    def release(self, unit: int, direction: int) -> None:
+        """Free a unit's copies, after every forward pass of the direction has left it."""
+
+    def throughout(self, direction: int) -> list[Copies]:
+        """Copy the weights that no single unit reads; the copies last for the measurement."""
+
+    # ---- Steps ----
+
     def rest(self) -> None:
         """Restore parameters whose data an interrupted forward has left replaced."""
 
     def begin(self, closures: Sequence[Closure]) -> None:
         """Begin a step: a measurement follows, and then `commit` or `abandon`."""
 
-    @abstractmethod
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Make the measured step, and write gamma into the groups."""
 
@@ -94,11 +105,9 @@ class Tier(WeightSource):
         """Return a context for a measurement."""
         return nullcontext()
 
-    @abstractmethod
     def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
         """Return the results of closures on the unperturbed weights."""
 
-    @abstractmethod
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """Return the weights of a parameter in host memory."""
 
@@ -111,7 +120,6 @@ class Tier(WeightSource):
 
     # ---- State ----
 
-    @abstractmethod
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors in a parameter's optimizer state, if it has a state."""
 
@@ -142,10 +150,8 @@ class Tier(WeightSource):
             It does not belong here; the text says why.
         """
 
-    @abstractmethod
     def load(self, frame: dict[str, Any], states: States) -> None:
         """Continue from a checked state; the parameter groups are loaded afterwards."""
 
-    @abstractmethod
     def groups_loaded(self) -> None:
         """Adjust to the loaded parameter groups."""
