@@ -79,7 +79,7 @@ class _Elsewhere:
         keeper = getattr(self, _KEEPER)()
         if keeper is None or not torch_private.classes_are_asked():
             return  # The optimizer was dropped without close(), or its own code reads.
-        if keeper.settle_read(self):
+        if keeper.refresh(self):
             return
         raise InvalidArgument(
             f"{keeper.owner}: {keeper.name_of(self)} is read or written outside of a forward, "

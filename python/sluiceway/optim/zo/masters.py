@@ -160,7 +160,7 @@ class Masters(StreamedWeights):
 
     # ---- Theta ----
 
-    def settle_read(self, p: nn.Parameter) -> bool:
+    def refresh(self, p: nn.Parameter) -> bool:
         """Bring a master that is the parameter's own memory to the last step."""
         if self.has_image(p):
             return False

@@ -19,12 +19,10 @@ from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.optim.common.ownership import hold
 from sluiceway.optim.zo.forward_order import ForwardOrder, watch_forward
-from sluiceway.optim.zo.log_and_base import LogAndBase
-from sluiceway.optim.zo.masters import Masters
 from sluiceway.optim.zo.measurement import Copies, Measured, Measurement, Unit, plain_forwards
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.reader import Reader
-from sluiceway.optim.zo.streamed_weights import Use, bytes_beside
+from sluiceway.optim.zo.streamed_weights import StreamedWeights, Use, bytes_beside
 from sluiceway.optim.zo.tier import Closure, States, Tier, Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
@@ -37,7 +35,7 @@ class StreamedTier(Tier):
     Parameters
     ----------
     training : Training
-    weights : LogAndBase or Masters
+    weights : StreamedWeights
         Parameters are moved to their place, or nothing is changed if an error is raised.
 
     Raises
@@ -46,7 +44,7 @@ class StreamedTier(Tier):
         A frozen parameter is not on the device.
     """
 
-    def __init__(self, training: Training, weights: LogAndBase | Masters) -> None:
+    def __init__(self, training: Training, weights: StreamedWeights) -> None:
         self._of, self.weights = training, weights
         self._order: ForwardOrder | None = None
         self._evaluating = False
@@ -269,12 +267,12 @@ class StreamedTier(Tier):
             return
         weights.check_between_steps("close")
         try:
-            if isinstance(weights, Masters):  # Also without theta, they end up at one common step.
+            if weights.is_written:  # Also without theta, they end up at one common step.
                 weights.settle()
                 weights.flush()
             self._give_back(theta)
         except Error:
-            if isinstance(weights, Masters):
+            if weights.is_written:
                 self._take_away()
                 weights.close()
             raise

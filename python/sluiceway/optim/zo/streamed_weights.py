@@ -169,6 +169,9 @@ class StreamedWeights:
         self.get().finish()
         self.set_gammas()
 
+    def flush(self) -> None:
+        """Bring weights into which steps are written to the last step."""
+
     def set_gammas(self) -> None:
         """Write gamma into the parameter groups."""
 
@@ -199,7 +202,7 @@ class StreamedWeights:
 
     # ---- Theta ----
 
-    def settle_read(self, p: nn.Parameter) -> bool:
+    def refresh(self, p: nn.Parameter) -> bool:
         """Bring the parameter's own memory up to date if possible; tell whether it is."""
         return False
 
