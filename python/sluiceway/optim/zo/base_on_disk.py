@@ -62,7 +62,7 @@ class BaseOnDisk(LogAndBase):
 
     def _identify(self) -> None:
         """Open the store, whose arena identifies its base itself."""
-        training, store = self._of, self._of.options.store
+        training, store = self._training, self._training.options.store
         if store is None or store.path is None:
             raise InvalidArgument(
                 f"{self.owner}: tier is 'disk' and store is {store!r}, expected "
@@ -79,12 +79,12 @@ class BaseOnDisk(LogAndBase):
             "io": store.io,
             "chunk_bytes": store.chunk,
             "threads": torch.get_num_threads(),
-            "limits": tier_limits(self._of.options.budget, self._of.device),
+            "limits": tier_limits(self._training.options.budget, self._training.device),
         }
-        weights = [(w.name, w.parameter.detach(), w.group) for w in self._of.weights]
+        weights = [(w.name, w.parameter.detach(), w.group) for w in self._training.weights]
         found = _core.ZoArena.open(weights, **options)
         self.is_new = found is None
-        if self.is_new and self._of.options.opens:
+        if self.is_new and self._training.options.opens:
             raise InvalidArgument(
                 f"{self.owner}: {store.place} holds no weights of a run; put the run's store "
                 "back there"
@@ -110,7 +110,7 @@ class BaseOnDisk(LogAndBase):
 
         The constructor does not, so that a store that cannot be made leaves them unchanged.
         """
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             weight.parameter.data = absent(weight.parameter)
 
     def kept(self, p: nn.Parameter) -> torch.Tensor:
@@ -152,7 +152,7 @@ class BaseOnDisk(LogAndBase):
     def begin_step(self) -> None:
         """Make a new base if it is due."""
         self.settle()
-        options, now = self._of.options, self.get().next_step
+        options, now = self._training.options, self.get().next_step
         if not options.has_new_bases:
             return
         most, pending = options.most_steps, now - self.base_step
@@ -194,7 +194,7 @@ class BaseOnDisk(LogAndBase):
     def consolidate(self, step: int | None) -> int:
         """Make a new base from theta of a step; return the step of the base."""
         engine = self.get()
-        if not self._of.options.has_new_bases:
+        if not self._training.options.has_new_bases:
             raise InvalidArgument(
                 f"{self.owner}.consolidate: noise is lowrank, whose updates are summed up "
                 "beside the base and not replayed. To get another base, save theta and start a "
@@ -258,7 +258,7 @@ class BaseOnDisk(LogAndBase):
         """Check that a saved log belongs to this base, or to an earlier one of it."""
         base_hash, generation, step, made_with = self._arena.base
         what = f"load_state_dict: the state has step {log['step']} on the base {log['base']}"
-        here = f"{self._of.options.store.place} has {base_hash} of step {step}"
+        here = f"{self._training.options.store.place} has {base_hash} of step {step}"
         if log["base"] != base_hash and made_with != log["log_id"]:
             raise InvalidArgument(
                 f"{what}, but {here}, a base of another run; use the store of the state's run"

@@ -33,7 +33,7 @@ class DeviceTier(Tier):
     """
 
     def __init__(self, training: Training, state: dict[Any, Any]) -> None:
-        self._of = training
+        self._training = training
         self.blocks = find_blocks(training.owner, training.model)
         block_of = {id(p): block for _, p, block in weights_by_block(training.model, self.blocks)}
         self._of_block: dict[int | None, list[TrainedWeight]] = {}
@@ -67,20 +67,20 @@ class DeviceTier(Tier):
         ]
 
     def _gamma(self, weight: TrainedWeight) -> float:
-        return as_float(self._of.param_groups[weight.group]["gamma"])
+        return as_float(self._training.param_groups[weight.group]["gamma"])
 
     # ---- Steps ----
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Update every weight."""
-        found = [(w, updates[w.group]) for w in self._of.weights]
+        found = [(w, updates[w.group]) for w in self._training.weights]
         for weight, update in found:  # First the only part that can run out of memory.
             self._weights.prepare(weight, update.gamma)
         for weight, update in found:
             self._weights.update(
                 weight, as_float(update.gamma), self.committed_steps, update.scales
             )
-        for group, update in zip(self._of.param_groups, updates, strict=True):
+        for group, update in zip(self._training.param_groups, updates, strict=True):
             group["gamma"] = update.gamma
         self.committed_steps += 1
 
@@ -111,12 +111,12 @@ class DeviceTier(Tier):
                 key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
                 for key in self.state_shapes(p)
             }
-        self._of.take_directions(frame["directions"])  # A log stores its own number.
+        self._training.take_directions(frame["directions"])  # A log stores its own number.
         self.committed_steps = frame["committed_steps"]
 
     def groups_loaded(self) -> None:
         """Round loaded masters into their parameters."""
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             if weight.parameter in self._state:
                 self._weights.round(weight, self._gamma(weight), self.committed_steps)
                 torch.autograd.graph.increment_version(weight.parameter)

@@ -48,25 +48,25 @@ class LogAndBase(StreamedWeights):
         self._engine = self._open()
 
     def _open(self) -> _core.ZoEngine:
-        if self._of.takes_directions and self._folder.log.exists():
-            self._of.take_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
+        if self._training.takes_directions and self._folder.log.exists():
+            self._training.take_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
         engine = _core.ZoEngine(
             log=os.fspath(self._folder.log),
-            **engine_arguments(self._of),
+            **engine_arguments(self._training),
             **self._base_arguments(),
             **self._low_rank(),
         )
-        trace = self._of.options.trace
+        trace = self._training.options.trace
         engine.enable_trace(trace is not None, os.fspath(trace or ""))
         return engine
 
     def _low_rank(self) -> dict[str, Any]:
-        options = self._of.options
+        options = self._training.options
         if not self._is_low_rank:
             return {"rank": 0, "period": 0, "trained": []}
         trained = []
         with torch_private.asking_no_class():
-            for w in self._of.weights:  # For a matrix the engine needs the shape alone.
+            for w in self._training.weights:  # For a matrix the engine needs the shape alone.
                 p = w.parameter
                 trained.append((w.name, p.detach() if p.dim() >= 2 else self.kept(p), w.group))
         return {"rank": options.rank, "period": options.period, "trained": trained}
@@ -79,7 +79,7 @@ class LogAndBase(StreamedWeights):
     # ---- The base ----
 
     def _identify(self) -> None:
-        self._hash = _hash_of(self._of.weights)
+        self._hash = _hash_of(self._training.weights)
 
     def _base_arguments(self) -> dict[str, Any]:
         """Return the engine's arguments that identify the base."""
@@ -87,10 +87,10 @@ class LogAndBase(StreamedWeights):
 
     def take(self) -> None:
         """Move the parameters to the base one after the other."""
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             p = weight.parameter
-            if self._of.device.asynchronous:
-                p.data = _core.page_locked_copy(p.detach(), self._of.device.compute())
+            if self._training.device.asynchronous:
+                p.data = _core.page_locked_copy(p.detach(), self._training.device.compute())
             self._base[id(p)] = p.data
 
     def kept(self, p: nn.Parameter) -> torch.Tensor:
@@ -128,14 +128,14 @@ class LogAndBase(StreamedWeights):
 
     def set_gammas(self) -> None:
         """Copy the engine's gammas into the parameter groups."""
-        for group, gamma in zip(self._of.param_groups, self.get().gammas, strict=True):
+        for group, gamma in zip(self._training.param_groups, self.get().gammas, strict=True):
             group["gamma"] = gamma
 
     # ---- Theta ----
 
     @property
     def _is_low_rank(self) -> bool:
-        return self._of.options.noise == "lowrank"
+        return self._training.options.noise == "lowrank"
 
     def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
         """Compute theta of a parameter in host memory."""
@@ -146,7 +146,7 @@ class LogAndBase(StreamedWeights):
         if not self._is_low_rank:
             return super().made(p, kept)
         out = torch.empty_like(kept)
-        compute = self._of.device.compute() if kept.is_cuda else _core.Stream.host()
+        compute = self._training.device.compute() if kept.is_cuda else _core.Stream.host()
         self.get().low_rank_theta(self.name_of(p), kept, out, compute)
         return out
 
@@ -157,7 +157,7 @@ class LogAndBase(StreamedWeights):
         if not self._is_low_rank:
             return super()._perturb(weight, direction, kept, plus, minus)
         self.get().low_rank_neighbours(
-            weight.name, direction, kept, plus, minus, self._of.device.compute()
+            weight.name, direction, kept, plus, minus, self._training.device.compute()
         )
 
     def _pending(self, weight: TrainedWeight) -> tuple[list[tuple], float]:

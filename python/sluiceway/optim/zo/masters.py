@@ -70,12 +70,12 @@ class Masters(StreamedWeights):
 
     def take(self) -> None:
         """Make the masters one after the other, and let the engine hold them."""
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             p = weight.parameter
             own = not self.has_image(p)
-            if self._of.device.asynchronous:
+            if self._training.device.asynchronous:
                 whole = p.detach() if own else p.detach().to("cpu", torch.float32)
-                master = _core.page_locked_copy(whole, self._of.device.compute())
+                master = _core.page_locked_copy(whole, self._training.device.compute())
             else:
                 master = p.data if own else p.detach().to(torch.float32)
             self._masters[id(p)] = master
@@ -86,7 +86,7 @@ class Masters(StreamedWeights):
 
     def put_back(self) -> None:
         """Undo `take` as far as it went; without a step in it, a master rounds back exactly."""
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             p = weight.parameter
             if (master := self._masters.pop(id(p), None)) is not None:
                 p.data = master.to(self._was_on[id(p)], p.dtype)
@@ -94,7 +94,7 @@ class Masters(StreamedWeights):
 
     def has_image(self, p: torch.Tensor) -> bool:
         """Tell whether a parameter is only the image of its master."""
-        return p.dtype is not torch.float32 and self._of.options.master == "fp32"
+        return p.dtype is not torch.float32 and self._training.options.master == "fp32"
 
     def held(self) -> list[tuple[str, torch.Tensor, int, torch.Tensor]]:
         """List the engine's arguments for each weight; the last has the parameter's type."""
@@ -103,7 +103,7 @@ class Masters(StreamedWeights):
                 w.name, self._masters[id(w.parameter)], w.group,
                 torch.empty((), dtype=w.parameter.dtype).expand(w.parameter.shape),
             )
-            for w in self._of.weights
+            for w in self._training.weights
         ]  # fmt: skip
 
     def kept(self, p: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ class Masters(StreamedWeights):
 
     def set_gammas(self) -> None:
         """Set every gamma to 1: weight decay is applied to the weights."""
-        for group in self._of.param_groups:
+        for group in self._training.param_groups:
             group["gamma"] = 1.0
 
     def flush(self) -> None:
@@ -192,7 +192,7 @@ class Masters(StreamedWeights):
     def add_hooks(self) -> None:
         """Put theta into `state_dict()`, and finish writes before weights are loaded."""
         super().add_hooks()
-        for module in self._of.model.modules():
+        for module in self._training.model.modules():
             within = [p for p in module.parameters() if self.has(p)]
             if within:  # The outermost module is asked first, before anything was copied.
                 image = next((self.name_of(p) for p in within if self.has_image(p)), None)
@@ -259,7 +259,7 @@ class Masters(StreamedWeights):
                 "load weights with model.load_state_dict(), which waits for the steps"
             )
         is_whole, now = self._flushed(), self.get().next_step
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             p = weight.parameter
             if not self.has_image(p):
                 is_of_step = is_whole and now == step

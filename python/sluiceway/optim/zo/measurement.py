@@ -133,7 +133,12 @@ class Measurement:
         forwards: list[ForwardPass],
         inputs: SameInputs | None = None,
     ) -> None:
-        self._of, self._source, self._forwards, self._inputs = measured, source, forwards, inputs
+        self._measured, self._source, self._forwards, self._inputs = (
+            measured,
+            source,
+            forwards,
+            inputs,
+        )
         self._lockstep = LockStep(
             measured.owner, [forward.name for forward in forwards], self._resume, self._pause
         )
@@ -168,7 +173,7 @@ class Measurement:
         with ExitStack() as undo:
             undo.callback(self._put_back)
             undo.callback(self._release_all)
-            for p in self._of.parameters:
+            for p in self._measured.parameters:
                 # autocast caches casts of parameters that need gradients, across forward passes.
                 undo.callback(p.requires_grad_, p.requires_grad)
                 p.requires_grad_(False)
@@ -207,7 +212,7 @@ class Measurement:
     def _put_back(self) -> None:
         # LockStep and this object refer to each other, so copies would wait for the collector.
         self._frames, self._shared = [[] for _ in self._forwards], {}
-        for p in self._of.parameters:
+        for p in self._measured.parameters:
             p.data = self._own[id(p)]
 
     def _release_all(self) -> None:
@@ -218,15 +223,15 @@ class Measurement:
     # ---- Hooks, called in the thread of a forward pass ----
 
     def _hook(self, undo: ExitStack) -> None:
-        inside = {id(m) for unit in self._of.units for m in unit.module.modules()}
-        trained = {id(p) for p in self._of.parameters}
-        for name, module in self._of.model.named_modules():
+        inside = {id(m) for unit in self._measured.units for m in unit.module.modules()}
+        trained = {id(p) for p in self._measured.parameters}
+        for name, module in self._measured.model.named_modules():
             reads = any(id(p) in trained for p in torch_private.held_parameters(module).values())
-            whole = module is self._of.model
+            whole = module is self._measured.model
             if whole or (reads and id(module) not in inside):
                 first = partial(self._called, name or type(module).__name__, whole)
                 undo.callback(_before(module, first).remove)
-        for number, unit in enumerate(self._of.units):
+        for number, unit in enumerate(self._measured.units):
             undo.callback(_before(unit.module, partial(self._enter, number)).remove)
             after = partial(self._leave, number)
             undo.callback(unit.module.register_forward_hook(after, always_call=True).remove)
@@ -237,8 +242,8 @@ class Measurement:
             self._inputs.check(forward, name, (args, kwargs))
 
     def _enter(self, unit: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        label = self._of.units[unit].label
-        if module is not self._of.model:
+        label = self._measured.units[unit].label
+        if module is not self._measured.model:
             self._called(label, False, module, args, kwargs)
         self._lockstep.meet(label)
         number = self._lockstep.running
@@ -280,10 +285,10 @@ class Measurement:
         return self._resting[id(p)]
 
     def _check_all_ran(self) -> None:
-        for number, unit in enumerate(self._of.units):
+        for number, unit in enumerate(self._measured.units):
             if number not in self._ran:
                 raise InvalidArgument(
-                    f"{self._of.owner}.step: {unit.label} is trained but did not run in the "
+                    f"{self._measured.owner}.step: {unit.label} is trained but did not run in the "
                     "closure; call modules and not their forward(), or freeze it"
                 )
 

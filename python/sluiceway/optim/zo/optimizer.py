@@ -133,8 +133,8 @@ class ZoSgd(WeightAccess, StateHooks):
         weights = trained_weights(owner, model, groups)
         self.device = device_of(owner, checked, weights)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
-        self._of = Training(owner, model, weights, checked, self.device, self.param_groups)
-        self._tier = make_tier(self._of, self.state)
+        self._training = Training(owner, model, weights, checked, self.device, self.param_groups)
+        self._tier = make_tier(self._training, self.state)
         self.overflowed = False
         self._g: list[float] = []
         self._versions = self._current_versions()
@@ -145,7 +145,7 @@ class ZoSgd(WeightAccess, StateHooks):
     @property
     def options(self) -> ZoArguments:
         """Options of the optimizer, with the number of directions in use."""
-        return self._of.options
+        return self._training.options
 
     @property
     def committed_steps(self) -> int:
@@ -271,7 +271,8 @@ class ZoSgd(WeightAccess, StateHooks):
 
     def _current_versions(self) -> list[tuple[int, int]]:
         return [
-            (w.parameter.data_ptr(), torch_private.version(w.parameter)) for w in self._of.weights
+            (w.parameter.data_ptr(), torch_private.version(w.parameter))
+            for w in self._training.weights
         ]
 
     def _changed_weights(self) -> list[TrainedWeight]:
@@ -279,7 +280,7 @@ class ZoSgd(WeightAccess, StateHooks):
         versions = zip(self._versions, self._current_versions(), strict=True)
         return [
             weight
-            for weight, (was, now) in zip(self._of.weights, versions, strict=True)
+            for weight, (was, now) in zip(self._training.weights, versions, strict=True)
             if was != now
         ]
 
@@ -291,7 +292,7 @@ class ZoSgd(WeightAccess, StateHooks):
             )
 
     def _check_trainable(self) -> None:
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             if not weight.parameter.requires_grad:
                 raise InvalidArgument(
                     f"{self._owner}.step: {weight.name} was frozen (requires_grad is False) since "
@@ -301,7 +302,7 @@ class ZoSgd(WeightAccess, StateHooks):
     def _warn_of_rounded_vectors(self) -> None:
         names = [
             w.name
-            for w in self._of.weights
+            for w in self._training.weights
             if w.parameter.dim() < 2 and w.parameter.dtype is not torch.float32
         ]
         if names:
@@ -313,7 +314,11 @@ class ZoSgd(WeightAccess, StateHooks):
 
     def _warn_of_one_direction(self) -> None:
         options = self.options
-        if self._of.has_auto_directions and options.tier != "device" and options.directions == 1:
+        if (
+            self._training.has_auto_directions
+            and options.tier != "device"
+            and options.directions == 1
+        ):
             self._warn(
                 "directions",
                 "directions='auto' means 1 here, since neither the tokens of a forward nor the "
@@ -330,7 +335,7 @@ class ZoSgd(WeightAccess, StateHooks):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise InvalidArgument: groups are given when the optimizer is made."""
-        if hasattr(self, "_of"):
+        if hasattr(self, "_training"):
             raise InvalidArgument(
                 f"{self._owner}: add_param_group() is not supported; make a new optimizer with all "
                 "groups in param_groups="

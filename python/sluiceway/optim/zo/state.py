@@ -29,7 +29,7 @@ def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
     return {
         STATE_KEY: {
             "format": _FORMAT,
-            "names": [w.name for w in optimizer._of.weights],
+            "names": [w.name for w in optimizer._training.weights],
             "committed_steps": optimizer.committed_steps,
             **_settings(optimizer),
             **optimizer._tier.saved(),
@@ -76,7 +76,7 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         raise InvalidArgument(
             f"load_state_dict: the state has format {saved['format']}, this version reads {_FORMAT}"
         )
-    names = [w.name for w in optimizer._of.weights]
+    names = [w.name for w in optimizer._training.weights]
     if saved["names"] != names:
         raise InvalidArgument(
             f"load_state_dict: the state has {len(saved['names'])} weights, but the optimizer has "
@@ -84,7 +84,7 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         )
     check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
     settings = _settings(optimizer)
-    if optimizer._of.takes_directions:
+    if optimizer._training.takes_directions:
         check_count("its directions", saved.get("directions"))
         ZoOptions.checked("load_state_dict", {"directions": saved["directions"]})
         settings["directions"] = saved["directions"]

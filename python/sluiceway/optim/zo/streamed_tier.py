@@ -45,7 +45,7 @@ class StreamedTier(Tier):
     """
 
     def __init__(self, training: Training, weights: StreamedWeights) -> None:
-        self._of, self.weights = training, weights
+        self._training, self.weights = training, weights
         self._order: ForwardOrder | None = None
         self._evaluating = False
         self._raw: dict[str, Any] = {}
@@ -84,7 +84,9 @@ class StreamedTier(Tier):
     def _know(self, closures: Sequence[Closure]) -> None:
         self.weights.settle()  # If the end of the last pass was interrupted.
         if self._order is None:
-            order = watch_forward(self._of.owner, self._reader, self._of.weights, closures[0])
+            order = watch_forward(
+                self._training.owner, self._reader, self._training.weights, closures[0]
+            )
             self._stream(order)
         self._position = -1
         self.weights.begin_pass()
@@ -109,11 +111,11 @@ class StreamedTier(Tier):
             self._stream(self._order)
 
     def _measured(self, order: ForwardOrder) -> Measured:
-        names = {module: name for name, module in self._of.model.named_modules()}
+        names = {module: name for name, module in self._training.model.named_modules()}
         units = [Unit(f"module {names[m] or type(m).__name__}", m) for m in order.modules]
-        parameters = [w.parameter for w in self._of.weights]
+        parameters = [w.parameter for w in self._training.weights]
         resting = self.weights.absent()
-        return Measured(self._of.owner, self._of.model, units, parameters, resting)
+        return Measured(self._training.owner, self._training.model, units, parameters, resting)
 
     # ---- Weights of a measurement ----
 
@@ -163,7 +165,7 @@ class StreamedTier(Tier):
 
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Let the engine make the step, which computes the updates itself."""
-        rates = [(float(g["lr"]), float(g["weight_decay"])) for g in self._of.param_groups]
+        rates = [(float(g["lr"]), float(g["weight_decay"])) for g in self._training.param_groups]
         try:
             self.weights.commit(gradients, rates, non_finite)
         finally:
@@ -244,11 +246,11 @@ class StreamedTier(Tier):
         The engine reserves the memory beside the weights, which torch counts too. On the host
         device torch also counts the weights.
         """
-        device, kept = self._of.device, self.weights.memory()
+        device, kept = self._training.device, self.weights.memory()
         peaks = {tier: of_engine[tier] + kept.get(tier, 0) for tier in _TIERS}
         counted = 0 if device.asynchronous else self.weights.tensor_bytes
         torch_has = device.peak_bytes() - counted
-        peaks["device"] += max(0, torch_has - bytes_beside(self._of))
+        peaks["device"] += max(0, torch_has - bytes_beside(self._training))
         return peaks
 
     def close(self, theta: bool = True) -> None:
@@ -285,7 +287,7 @@ class StreamedTier(Tier):
         self._take_away()
         if theta:
             self.weights.give_theta()
-        trace = self._of.options.trace
+        trace = self._training.options.trace
         try:
             if trace is not None and self.weights.get().streams:
                 self.weights.get().write_trace(os.fspath(trace))

@@ -44,7 +44,7 @@ class StreamedWeights:
     is_written = False
 
     def __init__(self, training: Training) -> None:
-        self._of = training
+        self._training = training
         self._engine: Any = None
         self._weight_of = {id(w.parameter): w for w in training.weights}
         self._number = {id(w.parameter): i for i, w in enumerate(training.weights)}
@@ -58,7 +58,7 @@ class StreamedWeights:
     @property
     def owner(self) -> str:
         """The optimizer's name, for errors."""
-        return self._of.owner
+        return self._training.owner
 
     def has(self, p: torch.Tensor | None) -> bool:
         """Tell whether a parameter is one of the streamed ones."""
@@ -88,7 +88,7 @@ class StreamedWeights:
 
     def memory(self) -> dict[str, int]:
         """Peak bytes by tier, beside those of the engine."""
-        return {"pinned" if self._of.device.asynchronous else "host": self.tensor_bytes}
+        return {"pinned" if self._training.device.asynchronous else "host": self.tensor_bytes}
 
     # ---- The engine ----
 
@@ -140,7 +140,7 @@ class StreamedWeights:
         self, key: Any, uses: list[Use], direction: int, sides: tuple[bool, ...]
     ) -> list[Copies]:
         """Return slots of the ring with weights on sides of a direction; True is the minus side."""
-        engine, compute = self.get(), self._of.device.compute()
+        engine, compute = self.get(), self._training.device.compute()
         copies, held = [], self._slots.setdefault((key, direction), [])
         for use, p in uses:
             found = []
@@ -153,7 +153,7 @@ class StreamedWeights:
 
     def release(self, key: Any, direction: int) -> None:
         """Give slots back to the ring."""
-        compute = self._of.device.compute()
+        compute = self._training.device.compute()
         for use, _ in self._slots.pop((key, direction), []):
             self.get().release(use, direction, compute)
 
@@ -217,9 +217,9 @@ class StreamedWeights:
     def made(self, p: nn.Parameter, kept: torch.Tensor) -> torch.Tensor:
         """Compute theta of the last step where `kept` lies."""
         out = torch.empty_like(kept, dtype=p.dtype)
-        compute = self._of.device.compute() if kept.is_cuda else _core.Stream.host()
+        compute = self._training.device.compute() if kept.is_cuda else _core.Stream.host()
         pending, gamma = self._pending(self._weight_of[id(p)])
-        _core.materialise(kept, out, pending, gamma, self._of.options.family, compute=compute)
+        _core.materialise(kept, out, pending, gamma, self._training.options.family, compute=compute)
         return out
 
     def neighbours(
@@ -238,11 +238,11 @@ class StreamedWeights:
         self, weight: TrainedWeight, direction: int, kept: torch.Tensor, plus: torch.Tensor,
         minus: torch.Tensor,
     ) -> None:  # fmt: skip
-        options = self._of.options
+        options = self._training.options
         pending, gamma = self._pending(weight)
         _core.perturb(
             kept, plus, minus, pending, gamma, options.eps, options.family, options.seed,
-            self.get().next_step, weight.tensor, direction, compute=self._of.device.compute(),
+            self.get().next_step, weight.tensor, direction, compute=self._training.device.compute(),
         )  # fmt: skip
 
     def _pending(self, weight: TrainedWeight) -> tuple[list[tuple], float]:
@@ -250,9 +250,9 @@ class StreamedWeights:
         return [], 1.0
 
     def _brought(self, p: nn.Parameter) -> torch.Tensor:
-        if not self._of.device.asynchronous:
+        if not self._training.device.asynchronous:
             return self.kept(p)
-        return self.kept(p).to(self._of.device.name, non_blocking=not self.is_written)
+        return self.kept(p).to(self._training.device.name, non_blocking=not self.is_written)
 
     def forget(self) -> None:
         """Drop copies of kept weights, since these have changed."""
@@ -260,13 +260,13 @@ class StreamedWeights:
 
     def absent(self) -> dict[int, torch.Tensor]:
         """NaN for parameters that no module reads at present, so that nothing passes for theta."""
-        device = "cpu" if self._of.device.name == "host" else self._of.device.name
+        device = "cpu" if self._training.device.name == "host" else self._training.device.name
         return {key: absent(w.parameter, device) for key, w in self._weight_of.items()}
 
     def give_theta(self) -> None:
         """Put theta into the parameters themselves."""
         with torch.no_grad():
-            for weight in self._of.weights:
+            for weight in self._training.weights:
                 p = weight.parameter
                 if id(p) not in self._given:
                     theta = self.theta_on_host(p)
@@ -277,7 +277,7 @@ class StreamedWeights:
 
     def add_hooks(self) -> None:
         """Put theta into `state_dict()` of the model and of its modules."""
-        for module in self._of.model.modules():
+        for module in self._training.model.modules():
             if any(map(self.has, torch_private.held_parameters(module).values())):
                 hook = module.register_state_dict_post_hook(_StateHook(self, module))
                 self._hooks.append(hook)
