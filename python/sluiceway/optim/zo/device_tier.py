@@ -111,7 +111,7 @@ class DeviceTier(Tier):
                 key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
                 for key in self.state_shapes(p)
             }
-        self._training.take_directions(frame["directions"])  # A log stores its own number.
+        self._training.use_directions(frame["directions"])  # A log stores its own number.
         self.committed_steps = frame["committed_steps"]
 
     def groups_loaded(self) -> None:

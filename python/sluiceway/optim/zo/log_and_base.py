@@ -48,8 +48,8 @@ class LogAndBase(StreamedWeights):
         self._engine = self._open()
 
     def _open(self) -> _core.ZoEngine:
-        if self._training.takes_directions and self._folder.log.exists():
-            self._training.take_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
+        if self._training.may_change_directions and self._folder.log.exists():
+            self._training.use_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
         engine = _core.ZoEngine(
             log=os.fspath(self._folder.log),
             **engine_arguments(self._training),

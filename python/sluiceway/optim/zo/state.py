@@ -84,7 +84,7 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         )
     check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
     settings = _settings(optimizer)
-    if optimizer._training.takes_directions:
+    if optimizer._training.may_change_directions:
         check_count("its directions", saved.get("directions"))
         ZoOptions.checked("load_state_dict", {"directions": saved["directions"]})
         settings["directions"] = saved["directions"]

@@ -42,13 +42,13 @@ class Training:
         self.options = self.options.with_directions(self.options.direction_count)
 
     @property
-    def takes_directions(self) -> bool:
+    def may_change_directions(self) -> bool:
         """Tell whether the number of directions in a continued log or state is used."""
         return self.has_auto_directions and self.options.mode == "log"
 
-    def take_directions(self, count: int) -> None:
+    def use_directions(self, count: int) -> None:
         """Use the number of directions in a continued log or state, unless the user set one."""
-        if self.takes_directions:
+        if self.may_change_directions:
             self.options = self.options.with_directions(count)
 
 
