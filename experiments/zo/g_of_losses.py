@@ -29,7 +29,7 @@ CONFIG = REPOSITORY / "configs/quickstart.yaml"
 
 
 class Losses:
-    """Closure of one batch, which keeps the three losses of each half."""
+    """Closure of one batch, which keeps the three losses of each forward pass."""
 
     def __init__(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> None:
         self._model, self._inputs = model, inputs

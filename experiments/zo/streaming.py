@@ -32,7 +32,7 @@ from typing import Any
 import sluiceway as sw
 import torch
 from sluiceway import _core
-from sluiceway.engines.zo import ParitySave
+from sluiceway.engines.zo import WriteBackSave
 from sluiceway.run.saving.side_thread import SideThread
 
 from experiments.harness import write_rows
@@ -52,8 +52,8 @@ class Way:
     Parameters
     ----------
     mode : str or None
-        log or parity; or parity with a narrow wire, such as parity-fp8, whose resident weights are
-        masters all the same. None: weights stay on the device (zeroth order in memory).
+        log or write_back; or write_back with a narrow wire, such as write_back-fp8, whose resident
+        weights are masters all the same. None: weights stay on the device (zeroth order in memory).
     ratio : float or None
         Seconds of the link divided by those of computing; None: nothing crosses; 0: not throttled.
     """
@@ -147,7 +147,7 @@ class Runner:
         plain = self.turn(steps)["seconds"]
         with (
             tempfile.TemporaryDirectory() as folder,
-            contextlib.closing(ParitySave(self.model, self.opt)) as begun,
+            contextlib.closing(WriteBackSave(self.model, self.opt)) as begun,
         ):
             write = partial(begun.write, Path(folder))
             writing, beside = SideThread("save", write, self._cores[1]), [self.step()]
@@ -194,7 +194,7 @@ class Sitting:
             for runner in (r for r in runners if r.way.mode == "log"):
                 yield self._row(PENDING, runner, number, runner.turn(self._args.pending))
         for number in range(self._args.pending_rounds):
-            for runner in (r for r in runners if (r.way.mode or "").startswith("parity")):
+            for runner in (r for r in runners if (r.way.mode or "").startswith("write_back")):
                 found = runner.turn_beside_save(self._args.steps)
                 yield self._row(SAVING, runner, number, found)
         for runner in runners:
@@ -307,7 +307,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", default="medium", help="a shape of experiments/step")
     parser.add_argument("--blocks", type=int, help="blocks; default: the shape's")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of a step")
-    modes = "log, parity, or parity-bf16, parity-fp16 or parity-fp8 for a narrow wire"
+    modes = "log, write_back, or write_back-bf16, -fp16 or -fp8 for a narrow wire"
     parser.add_argument("--modes", nargs="+", default=["log"], help=modes)
     ratios = "seconds of the link divided by those of computing"
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 2.0], help=ratios)

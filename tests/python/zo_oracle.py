@@ -183,7 +183,7 @@ class Oracle:
         return self._z(name, direction).astype(np.float64)
 
 
-class ParityOracle(Oracle):
+class WriteBackOracle(Oracle):
     """Each step is written into the weights, as a new base is.
 
     A weight has a master of float32; or, of bfloat16, is its own `at_random`. Where there is a type

@@ -19,8 +19,7 @@ from sluiceway.engines.resident import OPTIMIZER_FILE, ResidentEngine
 from sluiceway.engines.state_file import read_state
 from sluiceway.engines.weights import CopiedWeights
 from sluiceway.engines.zo_plan import ZoPlan
-from sluiceway.engines.zo_saves.logged_weights import LoggedWeights
-from sluiceway.engines.zo_saves.parity_save import ParitySave
+from sluiceway.engines.zo_saves import LoggedWeights, WriteBackSave
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.placement import (
     DTYPES,
@@ -102,7 +101,7 @@ class Zo(ResidentEngine):
         """Return the folder of the base: if weights are streamed, that is the initial model.
 
         A save has the trained weights, for evaluation and export, and the log of steps, from which
-        a resume recomputes them. In mode parity a save has the weights and their masters instead.
+        a resume recomputes them. In mode write_back a save has the weights and their masters.
         """
         return Path(self.config.model.path) if self._logs else folder
 
@@ -117,14 +116,14 @@ class Zo(ResidentEngine):
             return load_model(folder, DTYPES[self.config.model.dtype], mapped=True)
         return super().load_model(folder)
 
-    def begin_save(self) -> ParitySave | None:
-        """Begin a save that is written while steps run, in mode parity; otherwise return None."""
-        if self.config.engine.mode != "parity":
+    def begin_save(self) -> WriteBackSave | None:
+        """Begin a save that is written while steps run; return None unless mode is write_back."""
+        if self.config.engine.mode != "write_back":
             return None
-        return ParitySave(self.model, self.optimizer)
+        return WriteBackSave(self.model, self.optimizer)
 
     def save(self, folder: Path) -> None:
-        """Save like every engine; in mode parity weight by weight."""
+        """Save like every engine; in mode write_back weight by weight."""
         if (begun := self.begin_save()) is None:
             return super().save(folder)
         with contextlib.closing(begun):
@@ -135,7 +134,7 @@ class Zo(ResidentEngine):
     def weights_of_step(self, save: Path, step: int) -> Iterator[CopiedWeights]:
         """Yield weights computed on the host device from the base and the log in the save."""
         if not self._logs:
-            what = "mode parity" if self.config.engine.mode == "parity" else "tier device"
+            what = "mode write_back" if self.config.engine.mode == "write_back" else "tier device"
             raise InvalidArgument(
                 f"--step: is {step}, but the run is of {what}, which keeps no weights but those of "
                 "its saves; leave --step out. Tiers host and disk log all steps in mode log"
@@ -289,7 +288,7 @@ class Zo(ResidentEngine):
             "eps": engine.eps,
             "directions": engine.direction_count,
         }
-        if engine.mode == "parity":
+        if engine.mode == "write_back":
             figures["mode"] = engine.mode
         if blocks is not None:
             figures |= {"blocks": blocks.name, "block_count": len(blocks.blocks)}

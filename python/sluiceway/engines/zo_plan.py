@@ -13,18 +13,20 @@ from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import DevicePlan, Room, micro_batch_seconds, trained_elements
+from sluiceway.engines.zo_choices import (
+    TOKEN_FLOP,
+    ConsolidationCosts,
+    PlannedBases,
+    choose_directions,
+)
+from sluiceway.engines.zo_rehearsal import PerturbedCopies, StreamedUses
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.machine.wear import hiding_tokens
 from sluiceway.model.blocks import find_blocks
 from sluiceway.model.chunked_loss.rehearsed import rehearse_chunked_loss
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
-from sluiceway.model.targets import owners_of
-from sluiceway.optim.zo.consolidation import ConsolidationCosts, PlannedBases
-from sluiceway.optim.zo.halves.directions import TOKEN_FLOP, choose_directions
-from sluiceway.optim.zo.low_rank.products import is_read_by_products
-from sluiceway.optim.zo.rehearsed import PerturbedCopies, StreamedUses
-from sluiceway.optim.zo.weights import needs_master
+from sluiceway.optim.zo.device_weights import needs_master
 
 _MASTER_BYTES = 4
 _UPDATE_BYTES = 2 * _MASTER_BYTES  # A is read and written, once for all directions.
@@ -55,7 +57,7 @@ class ZoPlan(DevicePlan):
         super().__init__(config, trained_elements(model), moments=0)
         engine, gamma = config.engine, 1.0 - config.train.weight_decay
         self._streams, self._on_disk = engine.tier != "device", engine.tier == "disk"
-        self._is_written = engine.mode == "parity"
+        self._is_written = engine.mode == "write_back"
         has_images = self._is_written and engine.master == "fp32"
         width = DTYPES[config.model.dtype].itemsize
         self._widened = _MASTER_BYTES // width if has_images else 1  # Of masters, for each byte.
@@ -129,25 +131,10 @@ class ZoPlan(DevicePlan):
         if DTYPES[config.model.dtype] is not torch.float32:
             rehearse_chunked_loss(model)
         if not self._streams:
-            uncopied = self._uncopied(model)
-            PerturbedCopies(model, engine.direction_count, config.train.accumulate, uncopied)
-            self._copied = (
-                self._elements - sum(p.numel() for p in uncopied.values()),
-                self._weight_bytes - sum(p.nbytes for p in uncopied.values()),
-            )
+            PerturbedCopies(model, engine.direction_count, config.train.accumulate)
             return model
         self._uses = StreamedUses(model)
         return model
-
-    def _uncopied(self, model: nn.Module) -> dict[int, nn.Parameter]:
-        """Map id(parameter) to parameters that are not copied: noise is added to their products."""
-        if self._config.engine.perturb == "weights":
-            return {}
-        return {
-            key: p
-            for key, (_, p, holders) in owners_of(model).items()
-            if p.requires_grad and is_read_by_products(p, [module for module, _ in holders])
-        }
 
     @cached_property
     def _ring(self) -> dict[str, int]:
@@ -188,7 +175,7 @@ class ZoPlan(DevicePlan):
         """Bytes on the device by purpose; only those of waiting forwards depend on directions."""
         config, uses = self._config, self._uses
         evaluated = engine.evaluated_at_once(config) if config.data.eval else 1
-        waiting = max(engine.halves(config), evaluated)
+        waiting = max(engine.forwards(config), evaluated)
         return {
             "slots": self._ring["device"],
             "resident": self._widened * uses.resident_bytes
@@ -301,8 +288,8 @@ class ZoPlan(DevicePlan):
         self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]
     ) -> float:
         if not self._streams:
-            elements, size = self._copied  # Products of factors are small beside those of layers.
-            copies = engine.directions * (_MASTER_BYTES * elements + 2 * size)
+            read_and_made = _MASTER_BYTES * self._elements + 2 * self._weight_bytes
+            copies = engine.directions * read_and_made
             moved = copies + _UPDATE_BYTES * self._elements + self._image_bytes
             return self._computing(engine, rehearsal, moved, speeds)
         costs = self._costs(engine, rehearsal, speeds)
@@ -317,7 +304,7 @@ class ZoPlan(DevicePlan):
     ) -> float:
         """Seconds of a step's forwards, and of moving `moved` bytes in device memory."""
         forward, _ = micro_batch_seconds(rehearsal, speeds)
-        return engine.halves(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
+        return engine.forwards(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
 
     def _costs(
         self, engine: ZoSection, rehearsal: Rehearsal, speeds: dict[str, Any]

@@ -35,7 +35,7 @@ from conftest import assert_short_error, read_lines
                 "plan",
                 "run.yaml",
                 "--set",
-                "engine={kind: zo,tier: host,mode: parity,noise: lowrank}",
+                "engine={kind: zo,tier: host,mode: write_back,noise: lowrank}",
             ],
             ["is not in"],
         ),

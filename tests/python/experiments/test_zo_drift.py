@@ -64,7 +64,7 @@ def test_weights_that_lose_nothing_have_no_error() -> None:
     assert row["progress"] == pytest.approx(1.0, abs=1e-7)
 
 
-def test_the_fp32_master_is_what_mode_parity_trains() -> None:
+def test_the_fp32_master_is_what_mode_write_back_trains() -> None:
     class Point(nn.Module):
         def __init__(self, start: torch.Tensor) -> None:
             super().__init__()
@@ -76,7 +76,7 @@ def test_the_fp32_master_is_what_mode_parity_trains() -> None:
     seed, lr, eps = random.randrange(1 << 40), 1e-5, 2.0**-10
     start = (0.02 * torch.randn(SHAPE)).bfloat16().float()
     model, way = Point(start), drift.Master(start, lr, "rademacher", seed)
-    opt = sluiceway.ZoSgd(model, lr=lr, eps=eps, seed=seed, mode="parity", tier="host")
+    opt = sluiceway.ZoSgd(model, lr=lr, eps=eps, seed=seed, mode="write_back", tier="host")
     for number, g in enumerate(torch.randn(30).tolist()):
         signs = iter([1, -1] if number else [0, 1, -1])  # The first step looks at the forward.
 

@@ -51,25 +51,28 @@ def test_steps_are_made_beside_a_save_until_it_is_written():
     case = streaming.Case("small", 64, False, 64, torch.bfloat16)
     with streaming.device_of_one_core() as cores, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # That norms are bf16 is what is asked for.
-        runner = streaming.Runner(case, streaming.Way("parity", 0.0), None, cores)
+        runner = streaming.Runner(case, streaming.Way("write_back", 0.0), None, cores)
         with runner.opt:
             found = runner.turn_beside_save(1)
             assert len(found["seconds"]) == runner.opt.committed_steps - 3 >= 1
     assert len(found["plain_seconds"]) == 1
     rows = [
-        {"kind": SAVING, "mode": "parity", "ratio": 0.0, "round": n, "plain_seconds": [2.0],
+        {"kind": SAVING, "mode": "write_back", "ratio": 0.0, "round": n, "plain_seconds": [2.0],
          "seconds": [2.0, 3.0, 5.0]} for n in range(2)
     ]  # fmt: skip
     assert tables({"rows": rows}).splitlines()[-1] == (
-        "| parity | 0 | 2.000 | 3.000 | 1.500 (1.500 to 1.500) | 3 |"
+        "| write_back | 0 | 2.000 | 3.000 | 1.500 (1.500 to 1.500) | 3 |"
     )
 
 
 def test_a_mode_names_a_wire_of_weights_that_do_not_stay():
-    assert streaming.Way("parity-fp8", 0.5).options() == {"mode": "parity", "wire": "fp8"}
-    assert streaming.Way("parity-fp8").options() == {"mode": "parity"}
+    assert streaming.Way("write_back-fp8", 0.5).options() == {"mode": "write_back", "wire": "fp8"}
+    assert streaming.Way("write_back-fp8").options() == {"mode": "write_back"}
     assert streaming.Way("log", 0.0).options() == {"mode": "log"}
-    assert [streaming.Way(mode, 2.0).has_images for mode in ("log", "parity-fp8")] == [False, True]
+    assert [streaming.Way(mode, 2.0).has_images for mode in ("log", "write_back-fp8")] == [
+        False,
+        True,
+    ]
 
 
 def test_losses_that_differ_between_ways_end_the_experiment(monkeypatch):

@@ -73,7 +73,7 @@ def test_ranges_that_do_not_fit_are_counted_in_the_file(tmp_path):
     assert other == {"ranges": 2, "dropped": 3}
 
 
-@pytest.mark.parametrize("engine", ["subspace", "offload", "zo", "zo parity"])
+@pytest.mark.parametrize("engine", ["subspace", "offload", "zo", "zo write_back"])
 def test_events_of_many_steps_wait_on_the_disk_and_are_all_in_the_trace(tmp_path, engine):
     trace, steps = tmp_path / "trace.json", 150
     model = decoder() if engine.startswith("zo") else make()
@@ -82,7 +82,7 @@ def test_events_of_many_steps_wait_on_the_disk_and_are_all_in_the_trace(tmp_path
     elif engine == "offload":
         opt = sw.OffloadAdamW(model, trace=trace)
     else:
-        opt = sw.ZoSgd(model, tier="host", mode="parity" if "parity" in engine else "log",
+        opt = sw.ZoSgd(model, tier="host", mode="write_back" if "write_back" in engine else "log",
                        trace=trace)  # fmt: skip
     with opt:
         for step in range(steps):

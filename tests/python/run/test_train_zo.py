@@ -29,7 +29,7 @@ from zo_oracle import fp8_bytes
 
 from experiments.kill_resume.kills import kill_often, loss_lines, weights_hash
 
-PARITY = {"tier": "host", "mode": "parity"}
+WRITE_BACK = {"tier": "host", "mode": "write_back"}
 NOTHING = {"d2h": 0, "h2d": 0, "disk_read": 0, "disk_written": 0}
 
 
@@ -100,8 +100,8 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
         ("bf16", {"eps": 1e-2}, {"lr": 1e-3, "seed": 5}),
         ("fp32", {"tier": "host", "directions": 2}, {"weight_decay": 0.3}),
         ("bf16", {"tier": "host", "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
-        ("fp32", {**PARITY, "directions": 2}, {}),
-        ("bf16", {**PARITY, "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
+        ("fp32", {**WRITE_BACK, "directions": 2}, {}),
+        ("bf16", {**WRITE_BACK, "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
         ("fp32", {"tier": "disk", "directions": 2, "consolidate": 3}, {}),
         ("bf16", {"tier": "disk", "eps": 1e-2, "depth": 5}, {"lr": 1e-3}),
     ],
@@ -111,8 +111,8 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
         "bf16",
         "streamed",
         "streamed-bf16",
-        "parity",
-        "parity-bf16",
+        "write_back",
+        "write_back-bf16",
         "disk",
         "disk-bf16",
     ],
@@ -198,14 +198,16 @@ def test_a_run_that_writes_steps_into_weights_counts_what_comes_back(
     sluiceway, zo_config, tmp_path
 ):
     folder = tmp_path / "out"
-    config = zo_config(engine={**PARITY, "directions": 2}, train={"steps": 4}, data={"eval": []})
+    config = zo_config(
+        engine={**WRITE_BACK, "directions": 2}, train={"steps": 4}, data={"eval": []}
+    )
     planned = sluiceway("plan", config, "--json")
     assert planned.code == 0, planned.err
     link = json.loads(planned.out)["bytes_per_step"]
     outcome = sluiceway("train", config, "--out", folder)
     assert outcome.code == 0, outcome.err
     assert "the step before is written into each, and it goes back" in outcome.out
-    assert json.loads((folder / "summary.json").read_text())["zo"]["mode"] == "parity"
+    assert json.loads((folder / "summary.json").read_text())["zo"]["mode"] == "write_back"
     crossed = [line["bytes"] for line in read_lines(folder)[1:]]
     # The first pass has nothing to write, and of the last one some is under way.
     assert 2 * link["d2h"] <= sum(b["d2h"] for b in crossed) <= 3 * link["d2h"]
@@ -216,7 +218,7 @@ def test_a_run_whose_images_cross_counts_what_was_planned(
     sluiceway, zo_config, tiny_model, tmp_path
 ):
     folder = tmp_path / "out"
-    config = zo_config(engine={**PARITY, "wire": "fp8"}, train={"steps": 3}, data={"eval": []})
+    config = zo_config(engine={**WRITE_BACK, "wire": "fp8"}, train={"steps": 3}, data={"eval": []})
     planned = sluiceway("plan", config, "--json")
     assert planned.code == 0, planned.err
     outcome = sluiceway("train", config, "--out", folder)
@@ -348,16 +350,17 @@ def test_other_commands_take_a_run(sluiceway, zo_config, tmp_path, tier, dtype):
         ("fp32", {"tier": "disk", "noise": "lowrank", "period": 4}, {"weight_decay": 0.5}),
         ("bf16", {"tier": "host"}, {"lr": 1e-3}),
         ("bf16", {"tier": "disk", "consolidate": 2}, {"lr": 1e-3, "weight_decay": 0.5}),
-        ("fp32", PARITY, {"weight_decay": 0.5}),
-        ("bf16", PARITY, {"lr": 1e-3, "weight_decay": 0.5}),
-        ("bf16", {**PARITY, "master": "bf16"}, {"lr": 1e-3, "weight_decay": 0.5}),
-        ("bf16", {**PARITY, "wire": "bf16"}, {"lr": 1e-3, "weight_decay": 0.5}),
-        ("bf16", {**PARITY, "wire": "fp8"}, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("fp32", WRITE_BACK, {"weight_decay": 0.5}),
+        ("bf16", WRITE_BACK, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("bf16", {**WRITE_BACK, "master": "bf16"}, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("bf16", {**WRITE_BACK, "wire": "bf16"}, {"lr": 1e-3, "weight_decay": 0.5}),
+        ("bf16", {**WRITE_BACK, "wire": "fp8"}, {"lr": 1e-3, "weight_decay": 0.5}),
     ],
     ids=[
         "fp32", "decay", "bf16", "low-rank", "streamed-low-rank", "low-rank-on-disk",
-        "streamed-bf16", "disk", "parity", "parity-bf16", "parity-at-random", "parity-narrow",
-        "parity-fp8",
+        "streamed-bf16", "disk", "write_back", "write_back-bf16", "write_back-at-random",
+        "write_back-narrow",
+        "write_back-fp8",
     ],
 )  # fmt: skip
 def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
@@ -385,10 +388,10 @@ def test_a_run_in_two_sittings_ends_in_the_bits_of_a_run_in_one(
     [
         ({}, "fp32"),
         ({"tier": "host"}, "fp32"),
-        (PARITY, "bf16"),
+        (WRITE_BACK, "bf16"),
         ({"tier": "disk", "consolidate": 3}, "bf16"),
     ],
-    ids=["device", "host", "parity", "disk"],
+    ids=["device", "host", "write_back", "disk"],
 )
 def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
     sluiceway, zo_config, tmp_path, engine, dtype
@@ -410,14 +413,16 @@ def test_a_run_that_was_killed_ends_in_the_bits_of_one_that_was_not(
 
 
 @pytest.mark.parametrize(
-    "engine", [{}, PARITY, {"tier": "disk", "consolidate": 2}], ids=["device", "parity", "disk"]
+    "engine",
+    [{}, WRITE_BACK, {"tier": "disk", "consolidate": 2}],
+    ids=["device", "write_back", "disk"],
 )
 def test_a_signal_saves_and_the_run_goes_on_with_the_same_bits(
     sluiceway, zo_config, tmp_path, engine
 ):
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    # In mode parity a save is under way in each step.
-    train = {"steps": 100_000, "schedule": "constant", "save_every": int(engine == PARITY)}
+    # In mode write_back a save is under way in each step.
+    train = {"steps": 100_000, "schedule": "constant", "save_every": int(engine == WRITE_BACK)}
     config = zo_config(engine=engine, train=train)
     command = sluiceway.start("train", config, "--out", stopped)
     wait_for_step(stopped, 3)

@@ -101,8 +101,8 @@ RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=devi
         ({}, {"micro_batch": 64}, {}),
         ({}, {}, {"directions": 3}),
         ({}, {}, {"noise": "lowrank"}),
-        ({}, {}, {"noise": "lowrank", "perturb": "activations", "directions": 2}),
-        ({"dtype": "bf16"}, {}, {"noise": "lowrank", "perturb": "activations"}),
+        ({}, {}, {"noise": "lowrank", "directions": 2}),
+        ({"dtype": "bf16"}, {}, {"noise": "lowrank"}),
     ],
     ids=[
         "fp32",
@@ -111,8 +111,8 @@ RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=devi
         "wide-batch",
         "directions",
         "low-rank",
-        "activations",
-        "activations-bf16",
+        "low-rank-directions",
+        "low-rank-bf16",
     ],
 )
 def test_a_run_takes_the_memory_that_was_planned(
@@ -142,20 +142,20 @@ def test_a_run_takes_the_memory_that_was_planned(
         ({"directions": 2}, {"accumulate": 2}, {}),
         ({"resident": "1MiB", "depth": 4, "noise": "lowrank", "rank": 32, "period": 1}, {}, {}),
         ({"depth": 1}, {}, {"dtype": "bf16"}),
-        ({"mode": "parity", "resident": "1MiB"}, {}, {}),
-        ({"mode": "parity"}, {}, {"dtype": "bf16"}),
-        ({"mode": "parity", "wire": "bf16"}, {}, {}),
-        ({"mode": "parity", "wire": "fp8"}, {}, {"dtype": "bf16"}),
+        ({"mode": "write_back", "resident": "1MiB"}, {}, {}),
+        ({"mode": "write_back"}, {}, {"dtype": "bf16"}),
+        ({"mode": "write_back", "wire": "bf16"}, {}, {}),
+        ({"mode": "write_back", "wire": "fp8"}, {}, {"dtype": "bf16"}),
     ],
     ids=[
         "plain",
-        "halves",
+        "forwards",
         "deep-low-rank",
         "bf16",
-        "parity",
-        "parity-bf16",
-        "parity-narrow",
-        "parity-fp8",
+        "write_back",
+        "write_back-bf16",
+        "write_back-narrow",
+        "write_back-fp8",
     ],
 )
 def test_a_streamed_run_takes_the_memory_that_was_planned(
@@ -186,21 +186,23 @@ def test_what_plays_no_part_is_refused(load):
         (["store.path=x"], "store.path is x, but engine.tier is device, which keeps nothing on"),
         (["engine.tier=host", "store.path=x"], "store.path is x, but engine.tier is host, which"),
         (["engine.rank=5"], "rank is 5, which is for lowrank alone"),
-        (
-            ["engine.perturb=activations"],
-            "perturb is activations, which is for lowrank alone",
-        ),
         (["engine.eval_batches=5"], "engine.eval_batches is 5, but engine.tier is device"),
-        (["engine.mode=parity"], "mode is parity and tier device, which writes each step into"),
-        (["engine.tier=disk", "engine.mode=parity"], "mode is parity and tier disk, which each"),
+        (
+            ["engine.mode=write_back"],
+            "mode is write_back and tier device, which writes each step into",
+        ),
+        (
+            ["engine.tier=disk", "engine.mode=write_back"],
+            "mode is write_back and tier disk, which each",
+        ),
         (
             ["engine.tier=host", "engine.master=bf16"],
-            "master is bf16, which is for parity alone",
+            "master is bf16, which is for write_back alone",
         ),
         (["engine.tier=host", "train.steps=2000"], "train.steps is 2000 with engine.directions 1"),
         (["engine.directions=1025"], "engine.directions is 1025, expected at most 1024"),
         (
-            ["engine.tier=host", "engine.mode=parity", "engine.directions=1025"],
+            ["engine.tier=host", "engine.mode=write_back", "engine.directions=1025"],
             "engine.directions is 1025, expected at most 1024",
         ),
     ):
@@ -213,7 +215,7 @@ def test_what_plays_no_part_is_refused(load):
     [("auto", "written into each, and it goes back"), ("fp16", "images of fp16 are streamed to")],
 )
 def test_a_run_says_who_writes_steps_into_weights(load, wire: str, text: str) -> None:
-    config = load(SMALLEST, "engine.tier=host", "engine.mode=parity", f"engine.wire={wire}")
+    config = load(SMALLEST, "engine.tier=host", "engine.mode=write_back", f"engine.wire={wire}")
     assert text in Zo(config)._where()
 
 
@@ -224,7 +226,7 @@ def test_what_is_on_disk_is_in_the_folder_of_the_run_and_takes_any_number_of_ste
     config = load(SMALLEST, "engine.tier=disk", "store.path=/x")
     assert config.engine.in_folder(config, tmp_path).store.path == "/x"
     assert not load(SMALLEST, "engine.tier=host").engine.commits
-    assert load(SMALLEST, "engine.tier=host", "engine.mode=parity", "train.steps=2000")
+    assert load(SMALLEST, "engine.tier=host", "engine.mode=write_back", "train.steps=2000")
 
 
 def test_a_plan_counts_two_forwards_for_every_direction_and_micro_batch(
@@ -258,3 +260,12 @@ def test_the_quickstart_from_losses_alone_differs_in_what_it_has_no_use_for():
     config = load_config(REPOSITORY / "configs" / "quickstart_zo.yaml")
     assert config.engine.kind == "zo"
     assert (config.train.steps, config.tokens_per_step) == (700, 2048)
+
+
+def test_a_config_of_an_older_run_is_accepted_with_a_warning(load):
+    with pytest.warns(DeprecationWarning, match="mode parity is called write_back now"):
+        config = load(SMALLEST, "engine.tier=host", "engine.mode=parity")
+    assert config.engine.mode == "write_back"
+    with pytest.warns(DeprecationWarning, match="perturb is gone"):
+        config = load(SMALLEST, "engine.noise=lowrank", "engine.perturb=activations")
+    assert not hasattr(config.engine, "perturb")

@@ -1,4 +1,4 @@
-"""Saves of `kind: zo`, mode parity, that are written while steps go on."""
+"""Saves of `kind: zo`, mode write_back, that are written while steps go on."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from sluiceway.text.batches import in_order
 
 from experiments.kill_resume.kills import loss_lines, weights_hash
 
-PARITY = {"kind": "zo", "tier": "host", "mode": "parity"}
+WRITE_BACK = {"kind": "zo", "tier": "host", "mode": "write_back"}
 
 
 @pytest.fixture
 def config_of(tiny_model, write_config):
-    """A config of mode parity; sections given by name are merged in."""
+    """A config of mode write_back; sections given by name are merged in."""
 
     def write(name: str = "run.yaml", **sections):
-        sections["engine"] = {**PARITY, **sections.get("engine", {})}
+        sections["engine"] = {**WRITE_BACK, **sections.get("engine", {})}
         sections["train"] = {"lr": 1e-3, "eval_sequences": 2, **sections.get("train", {})}
         return write_config(tiny_model, name=name, **sections)
 
@@ -134,7 +134,7 @@ class Commanded:
 
 @pytest.fixture
 def run_of(config_of, tmp_path, monkeypatch):
-    """A run of mode parity with bf16 weights."""
+    """A run of mode write_back with bf16 weights."""
 
     def make(**sections) -> Commanded:
         config = config_of(**{"model": {"dtype": "bf16"}, **sections})

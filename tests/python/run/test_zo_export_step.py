@@ -158,7 +158,10 @@ def test_a_run_that_went_on_from_its_base_has_steps_from_there(sluiceway, run_of
     ("engine", "words"),
     [
         ({"tier": "device"}, "--step: is 2, but the run is of tier device, which keeps no weig"),
-        ({"tier": "host", "mode": "parity"}, "--step: is 2, but the run is of mode parity, whi"),
+        (
+            {"tier": "host", "mode": "write_back"},
+            "--step: is 2, but the run is of mode write_back, whi",
+        ),
     ],
 )
 def test_a_run_without_a_log_has_no_steps(sluiceway, run_of, tmp_path, engine, words):

@@ -24,11 +24,11 @@ SAVES = ("checkpoint", "checkpoint.old")
 @pytest.fixture(
     params=[
         ({"tier": "host", "directions": 2}, SAVES),
-        ({"tier": "host", "mode": "parity", "save_every": 3}, SAVES),
+        ({"tier": "host", "mode": "write_back", "save_every": 3}, SAVES),
         ({"tier": "disk", "directions": 2, "consolidate": 3}, ("config.yaml",)),
         ({"tier": "disk", "noise": "lowrank", "period": 3}, ("config.yaml",)),
     ],
-    ids=["host", "parity", "disk", "low-rank-on-disk"],
+    ids=["host", "write_back", "disk", "low-rank-on-disk"],
 )
 def logged(request, tiny_model, prose, tmp_path):
     """Path of a config, and what a folder has that can be resumed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _LEAVE_OUT = "leave it out"
 # Largest number of steps times directions that one base takes; the compiled module refuses more.
 MOST_UPDATES = 1024
-_STREAMED = ("host", "disk")
+STREAMED = ("host", "disk")
 
 
 class ZoOptions(Options):
@@ -31,24 +32,24 @@ class ZoOptions(Options):
         "log. disk: the same from a store, of which host memory holds what is on its way.",
         in_state=True,
     )
-    mode: Literal["log", "parity"] = option(
+    mode: Literal["log", "write_back"] = option(
         "log",
         "How steps are kept if weights are streamed: log writes records to a log, and never the "
-        "weights; parity, with tier host, writes each step into the weights, which then cross the "
-        "link back, or which the host writes if `wire` is narrow.",
+        "weights; write_back, with tier host, writes each step into the weights, which then cross "
+        "the link back, or which the host writes if `wire` is narrow.",
         in_state=True,
     )
     master: Literal["fp32", "bf16"] = option(
         "fp32",
-        "Type of the masters of 16-bit weights in mode parity: fp32, from which the weights are "
-        "rounded; or bf16, for weights of bfloat16, which are then their own masters and are "
+        "Type of the masters of 16-bit weights in mode write_back: fp32, from which the weights "
+        "are rounded; or bf16, for weights of bfloat16, which are then their own masters and are "
         "rounded stochastically.",
         in_state=True,
     )
     wire: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = option(
         "auto",
-        "Form in which masters of mode parity cross the link. auto: the masters themselves, in "
-        "both directions. bf16, fp16 or fp8: images rounded to nearest; the host writes the "
+        "Form in which masters of mode write_back cross the link. auto: the masters themselves, "
+        "in both directions. bf16, fp16 or fp8: images rounded to nearest; the host writes the "
         "previous step into the fp32 masters and makes the images, and nothing comes back. fp8 is "
         "E4M3 with a power of two for each 128 elements.",
         in_state=True,
@@ -91,12 +92,6 @@ class ZoOptions(Options):
     )
     rank: SmallCount = option(4, "Columns of U and V, for noise lowrank.", in_state=True)
     period: Count = option(50, "Steps for which V is kept, for noise lowrank.", in_state=True)
-    perturb: Literal["weights", "activations"] = option(
-        "weights",
-        "Tensors to which noise lowrank is added with tier device: weights, in copies of all "
-        "weights; or activations, the outputs of linear layers, whose weights are then not "
-        "copied. g is the same except for rounding.",
-    )
 
     @property
     def drawn(self) -> str:
@@ -142,28 +137,52 @@ class ZoOptions(Options):
         asked = self.consolidate
         return self.most_steps if asked == "auto" else min(asked, self.most_steps)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_version(cls, given: Any) -> Any:
+        """Accept the names that saves of older runs have, with a warning."""
+        if not isinstance(given, dict):
+            return given
+        if "perturb" in given:
+            given = {key: value for key, value in given.items() if key != "perturb"}
+            _warn_of_old("perturb is gone, since weights are perturbed in copies; leave it out")
+        if given.get("mode") == "parity":
+            given = given | {"mode": "write_back"}
+            _warn_of_old("mode parity is called write_back now; write mode='write_back'")
+        return given
+
+    def _restricted(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """List options that need a value of another one: its value, those needed, the options."""
+        return [
+            (self.tier, STREAMED, ("depth", "perturb_lanes", "resident")),
+            (self.tier, ("disk",), ("consolidate",)),
+            (self.mode, ("write_back",), ("master", "wire")),
+            (self.noise, ("lowrank",), ("rank", "period")),
+        ]
+
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.mode == "parity" and self.tier != "host":
+        if self.mode == "write_back" and self.tier != "host":
             why = {
                 "device": "which writes each step into the weights anyway",
                 "disk": "which each step would write whole",
             }
             raise ValueError(
-                f"mode is parity and tier {self.tier}, {why[self.tier]}; take tier host or mode log"
+                f"mode is write_back and tier {self.tier}, {why[self.tier]}; take tier host or "
+                "mode log"
             )
         if self.master == "bf16" and self.wire != "auto":
             raise ValueError(
                 f"wire is {self.wire}, but a bf16 master crosses the link itself; take wire auto"
             )
-        if self.mode == "parity" and self.narrow_wire and self.resident:
+        if self.mode == "write_back" and self.narrow_wire and self.resident:
             raise ValueError(
                 f"resident is {self.resident}, but wire {self.wire} sends new images in each step, "
                 f"so that none can stay on the device; {_LEAVE_OUT}"
             )
-        if self.noise == "lowrank" and self.mode == "parity":
+        if self.noise == "lowrank" and self.mode == "write_back":
             raise Unavailable(
-                "noise: lowrank is not in this version for mode parity; take rademacher, "
+                "noise: lowrank is not in this version for mode write_back; take rademacher, "
                 "byte_quantile or gaussian, or mode log"
             )
         if self.consolidate != "auto" and self.tier == "disk" and not self.has_new_bases:
@@ -171,19 +190,17 @@ class ZoOptions(Options):
                 f"consolidate is {self.consolidate}, but noise lowrank makes no new bases, as "
                 f"updates are summed up beside the base; {_LEAVE_OUT}"
             )
-        for value, needed, names in (
-            (self.tier, _STREAMED, ("depth", "perturb_lanes", "resident")),
-            (self.tier, ("disk",), ("consolidate",)),
-            (self.mode, ("parity",), ("master", "wire")),
-            (self.noise, ("lowrank",), ("rank", "period", "perturb")),
-            (self.tier, ("device",), ("perturb",)),
-        ):
+        for value, needed, names in self._restricted():
             for name in names if value not in needed else ():
                 found, default = getattr(self, name), type(self).model_fields[name].default
                 if found != default:
                     whose = " and ".join(needed)
                     raise ValueError(f"{name} is {found}, which is for {whose} alone; {_LEAVE_OUT}")
         return self
+
+
+def _warn_of_old(text: str) -> None:
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 class ZoSection(ZoOptions, TieredSection):
@@ -195,7 +212,7 @@ class ZoSection(ZoOptions, TieredSection):
         "Evaluation batches that share one upload of streamed weights. None: the number of losses "
         "in a step, so that waiting batches take no more memory than in a step.",
     )
-    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "perturb", "eval_batches")
+    changeable: ClassVar[tuple[str, ...]] = ("eps", "consolidate", "eval_batches")
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 1e-6, "weight_decay": 0.0, "max_norm": None}
 
     @property
@@ -236,7 +253,7 @@ class ZoSection(ZoOptions, TieredSection):
         """True if all steps of the run are replayed on one base."""
         return self.tier == "host" and self.mode == "log" and self.noise != "lowrank"
 
-    def halves(self, config: Config) -> int:
+    def forwards(self, config: Config) -> int:
         """Number of losses that a step measures; all of them wait for the same weights."""
         return 2 * self.direction_count * config.train.accumulate
 
@@ -244,7 +261,7 @@ class ZoSection(ZoOptions, TieredSection):
         """Number of evaluation batches that share one pass over streamed weights."""
         if self.tier == "device":
             return 1
-        return self.eval_batches or self.halves(config)
+        return self.eval_batches or self.forwards(config)
 
     def misfits(self, config: Config) -> Iterator[tuple[str, str]]:
         """Find keys that set up a backward, AdamW or autocast; this engine has none of them."""
@@ -259,8 +276,8 @@ class ZoSection(ZoOptions, TieredSection):
                 "train.steps",
                 f"is {train.steps} with engine.directions {self.directions} and engine.tier "
                 f"{self.tier}, expected at most {MOST_UPDATES} steps times directions, the most "
-                "for one base; take tier disk, which writes new bases, or device, or mode parity, "
-                "or noise lowrank",
+                "for one base; take tier disk, which writes new bases, or device, or mode "
+                "write_back, or noise lowrank",
             )
         if self.tier == "device" and self.eval_batches is not None:
             yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sluiceway.config.engines.zo import ZoOptions
+from sluiceway.config.engines.zo import STREAMED, ZoOptions
 from sluiceway.config.fields import Natural
 from sluiceway.config.options import option
 from sluiceway.config.values import Budget, Link, StoreOptions
@@ -38,3 +38,12 @@ class ZoArguments(ZoOptions):
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.
     opens: bool = option(False, "", alias="_opens")  # Open an existing store, never make one.
     seed: Natural = option(0, "Seed of the directions.", in_state=True)
+
+    def _restricted(self) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """List the same for arguments that a config has in other sections."""
+        return [
+            *super()._restricted(),
+            (self.tier, STREAMED, ("path", "link", "budget", "trace")),
+            (self.tier, ("disk",), ("store",)),
+            (self.mode, ("log",), ("path",)),
+        ]

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
 from sluiceway.base.undisturbed import Undisturbed
-from sluiceway.config.engines.zo import ZoOptions
-from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import find_blocks, weights_by_block
-from sluiceway.optim.zo.halves.measurement import Measured
-from sluiceway.optim.zo.halves.random_state import RandomState
-from sluiceway.optim.zo.halves.units import Copies, Unit
-from sluiceway.optim.zo.low_rank.weights import LowRankWeights
+from sluiceway.optim.zo.device_weights import DeviceWeights, LowRankWeights
+from sluiceway.optim.zo.measurement import Copies, Measured, Unit
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
-from sluiceway.optim.zo.tier import Training
-from sluiceway.optim.zo.weights import Noise, ResidentWeights, TrainedWeight
+from sluiceway.optim.zo.same_inputs import RandomState
+from sluiceway.optim.zo.tier import States, Tier, Training
+from sluiceway.optim.zo.weights import TrainedWeight
 
 
-class DeviceTier:
+class DeviceTier(Tier):
     """Perturbs and updates weights on the device.
 
-    Halves meet at every block. Weights that several blocks read are perturbed for the whole step.
+    Forward passes meet at every block. Weights that several blocks read are perturbed for the whole
+    step.
 
     Parameters
     ----------
@@ -35,7 +33,7 @@ class DeviceTier:
     """
 
     def __init__(self, training: Training, state: dict[Any, Any]) -> None:
-        self._of = training
+        self._training = training
         self.blocks = find_blocks(training.owner, training.model)
         block_of = {id(p): block for _, p, block in weights_by_block(training.model, self.blocks)}
         self._of_block: dict[int | None, list[TrainedWeight]] = {}
@@ -45,67 +43,50 @@ class DeviceTier:
         blocks = [self.blocks.blocks[number] for number in self._numbers]
         units = [Unit(f"block {name}", block) for name, block in blocks]
         parameters = [w.parameter for w in training.weights]
-        by_products = training.options.perturb == "activations"
-        self.measured = Measured(
-            training.owner, training.model, units, parameters, has_implicit=by_products
-        )
-        self._resident = _resident(training.options, training.device, state)
+        self.measured = Measured(training.owner, training.model, units, parameters)
+        of_noise = LowRankWeights if training.options.noise == "lowrank" else DeviceWeights
+        self._weights = of_noise(training, state)
         self._state = state
         self.committed_steps = 0
 
-    # ---- WeightSource ----
+    # ---- Weights of a measurement ----
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
         """Make perturbed copies of a block's weights."""
         return self._perturbed(self._numbers[unit], direction)
-
-    def release(self, unit: int, direction: int) -> None:
-        """Do nothing: copies are freed with their last reference."""
 
     def throughout(self, direction: int) -> list[Copies]:
         """Make perturbed copies of weights that no block reads, or several blocks."""
         return self._perturbed(None, direction)
 
     def _perturbed(self, block: int | None, direction: int) -> list[Copies]:
-        eps = self._of.options.eps
+        step = self.committed_steps
         return [
-            Copies(
-                w.parameter,
-                self._resident.neighbours(w, self._gamma(w), eps, self.committed_steps, direction),
-            )
+            Copies(w.parameter, self._weights.neighbours(w, self._gamma(w), step, direction))
             for w in self._of_block.get(block, [])
         ]
 
     def _gamma(self, weight: TrainedWeight) -> float:
-        return as_float(self._of.param_groups[weight.group]["gamma"])
+        return as_float(self._training.param_groups[weight.group]["gamma"])
 
     # ---- Steps ----
 
-    def rest(self) -> None:
-        """Do nothing: outside of measurements parameters hold their own data."""
-
-    def begin(self, closures: Sequence[Any]) -> None:
-        """Do nothing: a step needs no preparation."""
-
     def commit(self, gradients: list[float], updates: list[GroupUpdate], non_finite: bool) -> None:
         """Update every weight."""
-        found = [(w, updates[w.group]) for w in self._of.weights]
+        found = [(w, updates[w.group]) for w in self._training.weights]
         for weight, update in found:  # First the only part that can run out of memory.
-            self._resident.prepare(weight, update.gamma)
+            self._weights.prepare(weight, update.gamma)
         for weight, update in found:
-            self._resident.update(
+            self._weights.update(
                 weight, as_float(update.gamma), self.committed_steps, update.scales
             )
-        for group, update in zip(self._of.param_groups, updates, strict=True):
+        for group, update in zip(self._training.param_groups, updates, strict=True):
             group["gamma"] = update.gamma
         self.committed_steps += 1
 
     def committing(self) -> AbstractContextManager:
         """Return a context in which Ctrl-C waits until all weights are updated."""
         return Undisturbed()
-
-    def abandon(self) -> None:
-        """Do nothing: `begin` has started nothing."""
 
     def evaluate(self, closures: Sequence[Any]) -> list[Any]:
         """Call the closures one after the other, each from the same random state."""
@@ -116,39 +97,30 @@ class DeviceTier:
                 found.append(closure())
         return found
 
-    def measuring(self) -> AbstractContextManager:
-        """Return an empty context: no other code replaces the data of parameters."""
-        return nullcontext()
-
     # ---- State ----
 
     def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors in a parameter's state, if it has a state."""
-        return self._resident.state_shapes(p)
+        return self._weights.state_shapes(p)
 
-    def round_masters(self) -> None:
+    def load(self, frame: dict[str, Any], states: States) -> None:
+        """Continue from masters of a step."""
+        self._state.clear()
+        for p, values in states.items():
+            self._state[p] = {
+                key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
+                for key in self.state_shapes(p)
+            }
+        self._training.use_directions(frame["directions"])  # A log stores its own number.
+        self.committed_steps = frame["committed_steps"]
+
+    def groups_loaded(self) -> None:
         """Round loaded masters into their parameters."""
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             if weight.parameter in self._state:
-                self._resident.round(weight, self._gamma(weight), self.committed_steps)
+                self._weights.round(weight, self._gamma(weight), self.committed_steps)
                 torch.autograd.graph.increment_version(weight.parameter)
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """Return the parameter's data in host memory."""
         return p.detach().cpu()
-
-    def stats(self) -> dict[str, Any]:
-        """Return nothing: no bytes cross a link."""
-        return {}
-
-    def close(self, theta: bool = True) -> None:
-        """Do nothing: between steps the model is an ordinary one."""
-
-
-def _resident(
-    options: ZoOptions, device: DeviceOps, state: dict[Any, Any]
-) -> ResidentWeights | LowRankWeights:
-    noise = Noise(options.family, options.seed)
-    if options.noise == "lowrank":
-        return LowRankWeights(noise, options.rank, options.period, device, state, options.perturb)
-    return ResidentWeights(noise, device, state)

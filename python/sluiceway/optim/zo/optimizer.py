@@ -19,55 +19,48 @@ from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.parameters import check_number
 from sluiceway.optim.common.states import StateHooks
+from sluiceway.optim.zo.access import WeightAccess
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.halves.measurement import Measurement
-from sluiceway.optim.zo.halves.random_state import RandomState
-from sluiceway.optim.zo.halves.same_inputs import SameInputs
-from sluiceway.optim.zo.halves.units import measuring_halves
-from sluiceway.optim.zo.host.host_tier import HostTier
 from sluiceway.optim.zo.inference import usable_later
-from sluiceway.optim.zo.logged_steps import LoggedSteps
-from sluiceway.optim.zo.parity.parity_tier import ParityTier
-from sluiceway.optim.zo.parity.snapshots import Snapshots
+from sluiceway.optim.zo.measurement import Measurement, perturbed_forwards
 from sluiceway.optim.zo.rates import (
     checked_loss,
     group_update,
     mean_of_closures,
     projected_gradient,
 )
-from sluiceway.optim.zo.selection import trained_groups, trained_weights
+from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
 from sluiceway.optim.zo.state import saved_frame, take_state
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.tiers import device_of, make_tier
-from sluiceway.optim.zo.weights import TrainedWeight
+from sluiceway.optim.zo.weights import TrainedWeight, trained_groups, trained_weights
 
 
 @documents_options(ZoArguments)
-class ZoSgd(LoggedSteps, Snapshots, StateHooks):
+class ZoSgd(WeightAccess, StateHooks):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
     For each direction z of a step: g = (L(theta + eps z) - L(theta - eps z)) / (2 eps), and
     theta <- theta - lr (g z + weight_decay theta), averaged over directions. The closure, or each
-    closure in a list of micro-batches, is called twice per direction. These calls (halves) run in
+    closure in a list of micro-batches, is called twice per direction. These forward passes run in
     threads that meet at every block of the model, so each block is perturbed once per direction
-    for all of them. All halves draw the same random numbers, for instance for dropout, and the
-    halves of one closure must get the same inputs. A block's weights are perturbed only while the
-    block runs; a term of the loss that reads weights elsewhere, for instance a penalty, must use
-    weights outside of the blocks. Weights that no block reads, or several blocks, are perturbed
-    for the whole step, in two copies per direction.
+    for all of them. All of them draw the same random numbers, for instance for dropout, and those
+    of one closure must get the same inputs. A block's weights are perturbed only while the block
+    runs; a term of the loss that reads weights elsewhere, for instance a penalty, must use weights
+    outside of the blocks. Weights that no block reads, or several blocks, are perturbed for the
+    whole step, in two copies per direction.
 
     With noise="lowrank", z of a matrix is U V^T with mean square 1 [LOZO, arXiv 2410.07698]. With
     tier="device" the matrix has a float32 master, and the sum of U over a period beside it. With
     the other tiers the device holds the sum and V of every period: 4 rank (m + n) bytes per matrix
-    and period. With tier="device" and perturb="activations", linear layers are not perturbed in
-    copies; instead eps (x V) U^T is added to their outputs, which is the same but for rounding.
+    and period.
 
     With tier="host", weights are in host memory, page-locked for a CUDA device, and are never
     written. They are the base, from which theta is computed with a log of some tens of bytes per
-    step. The model needs no list of blocks: halves meet at every module that reads weights. Layers
-    are streamed through a ring of slots, once per step for all halves; norms and biases stay on
-    the device. The order is found in the first step, which calls the first closure once more.
-    Weights that the closure itself reads, or that a module reads around other modules, are
+    step. The model needs no list of blocks: forward passes meet at every module that reads weights.
+    Layers are streamed through a ring of slots, once per step for all of them; norms and biases
+    stay on the device. The order is found in the first step, which calls the first closure once
+    more. Weights that the closure itself reads, or that a module reads around other modules, are
     perturbed from the base on the device. The numbers are the same as with tier="device". A
     parameter's own data is the base. A forward of the model and `evaluate()` see theta, without
     gradients; `state_dict()` of the model, `copy.deepcopy(model)` and `torch.save(model)` contain
@@ -77,7 +70,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     includes the log. At most 1,024 / directions steps fit on one base; with noise="lowrank" only
     the bytes of all periods are limited.
 
-    With mode="parity", weights in host memory are instead the masters of theta [ZO2, arXiv
+    With mode="write_back", weights in host memory are instead the masters of theta [ZO2, arXiv
     2503.12668]. A step is written into each master when it arrives for the next pass, and the
     master goes back while that pass runs; with a narrow `wire` the host writes it, and images
     cross. There are no replays and no log: no rollback, no branch, no limit of steps. A 16-bit
@@ -140,8 +133,8 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
         weights = trained_weights(owner, model, groups)
         self.device = device_of(owner, checked, weights)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
-        self._of = Training(owner, model, weights, checked, self.device, self.param_groups)
-        self._tier = make_tier(self._of, self.state)
+        self._training = Training(owner, model, weights, checked, self.device, self.param_groups)
+        self._tier = make_tier(self._training, self.state)
         self.overflowed = False
         self._g: list[float] = []
         self._versions = self._current_versions()
@@ -152,7 +145,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     @property
     def options(self) -> ZoArguments:
         """Options of the optimizer, with the number of directions in use."""
-        return self._of.options
+        return self._training.options
 
     @property
     def committed_steps(self) -> int:
@@ -161,7 +154,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
     @property
     def blocks(self) -> BlockList | None:
-        """Blocks at which halves meet; None unless the tier is device."""
+        """Blocks at which forward passes meet; None unless the tier is device."""
         return self._tier.blocks
 
     # ---- A step ----
@@ -233,13 +226,15 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
     def _measure(self, closures: list[Closure]) -> list[tuple[float, float]]:
         """Measure the losses on both sides of every direction."""
-        halves = measuring_halves(self.options.directions, len(closures))
-        measurement = Measurement(self._tier.measured, self._tier, halves, SameInputs(self._owner))
+        forwards = perturbed_forwards(self.options.directions, len(closures))
+        measurement = Measurement(
+            self._tier.measured, self._tier, forwards, SameInputs(self._owner)
+        )
         found: dict[tuple[int, int], list[float]] = {}
         with Undisturbed() as quiet, self._tier.measuring():
             results = measurement.run(closures, quiet)
-        for half, loss in zip(halves, results, strict=True):
-            found.setdefault((half.direction, half.side), []).append(
+        for forward, loss in zip(forwards, results, strict=True):
+            found.setdefault((forward.direction, forward.side), []).append(
                 checked_loss(self._owner, loss)
             )
             if isinstance(loss, torch.Tensor) and loss.dtype in (torch.float16, torch.bfloat16):
@@ -276,7 +271,8 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
     def _current_versions(self) -> list[tuple[int, int]]:
         return [
-            (w.parameter.data_ptr(), torch_private.version(w.parameter)) for w in self._of.weights
+            (w.parameter.data_ptr(), torch_private.version(w.parameter))
+            for w in self._training.weights
         ]
 
     def _changed_weights(self) -> list[TrainedWeight]:
@@ -284,7 +280,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
         versions = zip(self._versions, self._current_versions(), strict=True)
         return [
             weight
-            for weight, (was, now) in zip(self._of.weights, versions, strict=True)
+            for weight, (was, now) in zip(self._training.weights, versions, strict=True)
             if was != now
         ]
 
@@ -296,7 +292,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
             )
 
     def _check_trainable(self) -> None:
-        for weight in self._of.weights:
+        for weight in self._training.weights:
             if not weight.parameter.requires_grad:
                 raise InvalidArgument(
                     f"{self._owner}.step: {weight.name} was frozen (requires_grad is False) since "
@@ -306,7 +302,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     def _warn_of_rounded_vectors(self) -> None:
         names = [
             w.name
-            for w in self._of.weights
+            for w in self._training.weights
             if w.parameter.dim() < 2 and w.parameter.dtype is not torch.float32
         ]
         if names:
@@ -318,7 +314,11 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
     def _warn_of_one_direction(self) -> None:
         options = self.options
-        if self._of.has_auto_directions and options.tier != "device" and options.directions == 1:
+        if (
+            self._training.has_auto_directions
+            and options.tier != "device"
+            and options.directions == 1
+        ):
             self._warn(
                 "directions",
                 "directions='auto' means 1 here, since neither the tokens of a forward nor the "
@@ -335,7 +335,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise InvalidArgument: groups are given when the optimizer is made."""
-        if hasattr(self, "_of"):
+        if hasattr(self, "_training"):
             raise InvalidArgument(
                 f"{self._owner}: add_param_group() is not supported; make a new optimizer with all "
                 "groups in param_groups="
@@ -348,9 +348,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
 
         Like torch's, it holds the optimizer's own tensors: copy it to keep it during later steps.
         """
-        if isinstance(self._tier, ParityTier):
-            self._tier.check_between_steps("state_dict")
-            self._tier.flush()  # The state holds the tier's own masters.
+        self._tier.before_state()
         return self._saved()
 
     def _saved(self) -> dict[str, Any]:
@@ -361,8 +359,8 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict()`.
 
-        With tier device, and in mode parity, load the model's own weights first; in mode parity,
-        load 16-bit weights before you make the optimizer. With tier disk the weights are in the
+        With tier device, and in mode write_back, load the model's own weights first; in mode
+        write_back, load 16-bit weights before you make the optimizer. With tier disk they are in a
         store, whose base must belong to the state's run and must not be later than the state. With
         tier host and a log, the model must have exactly the weights that the run began with: theta
         is computed from them and the log. Do not load `state_dict()` of the model, which holds
@@ -374,7 +372,7 @@ class ZoSgd(LoggedSteps, Snapshots, StateHooks):
             The state belongs to another model, to other options, or to other weights than the
             model has; nothing was changed.
         """
-        if isinstance(self._tier, HostTier):
+        if self.options.tier != "device" and self.options.mode == "log":
             self._check_unchanged("load_state_dict")
         take_state(self, self._before_load(state_dict))
         self._versions = self._current_versions()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sluiceway.config.engines.zo import ZoOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common.parameters import check_number, numbered_parameters
@@ -18,9 +16,7 @@ from sluiceway.optim.common.state import (
     check_settings,
     plain_state,
 )
-from sluiceway.optim.zo.device_tier import DeviceTier
-from sluiceway.optim.zo.host.host_tier import HostTier
-from sluiceway.optim.zo.parity.parity_tier import ParityTier
+from sluiceway.optim.zo.tier import States
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.optimizer import ZoSgd
@@ -30,15 +26,15 @@ _FORMAT = 1
 
 def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
     """Return the step, and everything that the noise of all steps depends on."""
-    frame = {
-        "format": _FORMAT,
-        "names": [w.name for w in optimizer._of.weights],
-        "committed_steps": optimizer.committed_steps,
-        **_settings(optimizer),
+    return {
+        STATE_KEY: {
+            "format": _FORMAT,
+            "names": [w.name for w in optimizer._training.weights],
+            "committed_steps": optimizer.committed_steps,
+            **_settings(optimizer),
+            **optimizer._tier.saved(),
+        }
     }
-    if isinstance(optimizer._tier, HostTier):
-        frame["log"] = optimizer._tier.saved()
-    return {STATE_KEY: frame}
 
 
 def _settings(optimizer: ZoSgd) -> dict[str, Any]:
@@ -47,7 +43,7 @@ def _settings(optimizer: ZoSgd) -> dict[str, Any]:
     if options.noise == "lowrank":
         settings |= {"rank": options.rank, "period": options.period}
     settings |= {"tier": options.tier, "mode": options.mode}
-    if options.mode == "parity":
+    if options.mode == "write_back":
         settings |= {"master": options.master, "wire": options.narrow_wire or "auto"}
     return settings
 
@@ -80,7 +76,7 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         raise InvalidArgument(
             f"load_state_dict: the state has format {saved['format']}, this version reads {_FORMAT}"
         )
-    names = [w.name for w in optimizer._of.weights]
+    names = [w.name for w in optimizer._training.weights]
     if saved["names"] != names:
         raise InvalidArgument(
             f"load_state_dict: the state has {len(saved['names'])} weights, but the optimizer has "
@@ -88,15 +84,15 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         )
     check_count(f"committed_steps of its {STATE_KEY!r} entry", saved["committed_steps"])
     settings = _settings(optimizer)
-    if optimizer._of.takes_directions:
+    if optimizer._training.may_change_directions:
         check_count("its directions", saved.get("directions"))
         ZoOptions.checked("load_state_dict", {"directions": saved["directions"]})
         settings["directions"] = saved["directions"]
-    check_settings("load_state_dict", {"mode": "log"} | saved, settings)
+    saved_mode = saved.get("mode", "log")
+    if saved_mode == "parity":  # The name in states of an older version.
+        saved_mode = "write_back"
+    check_settings("load_state_dict", saved | {"mode": saved_mode}, settings)
     _check_groups(optimizer, state_dict["param_groups"])
-    if isinstance(optimizer._tier, HostTier):
-        check_entries("its log", saved.get("log"), ("base", "log_id", "log", "entries"))
-        optimizer._tier.log.check_saved(saved["log"])
     parameters = numbered_parameters(optimizer.param_groups)
     check_entries("its state", state_dict["state"], ())
     for number, values in state_dict["state"].items():
@@ -110,15 +106,11 @@ def _check_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
         check_entries(what, values, tuple(shapes))
         for key, shape in shapes.items():
             check_moment(f"{key} of parameter {number}", values[key], shape)
-    if isinstance(optimizer._tier, ParityTier):
-        optimizer._tier.check_masters(
-            saved["committed_steps"],
-            _of_parameters(optimizer, state_dict),
-            optimizer._changed_weights(),
-        )
+    states = _of_parameters(optimizer, state_dict)
+    optimizer._tier.check_saved(saved, states, optimizer._changed_weights())
 
 
-def _of_parameters(optimizer: ZoSgd, state_dict: dict[str, Any]) -> dict[torch.Tensor, Any]:
+def _of_parameters(optimizer: ZoSgd, state_dict: dict[str, Any]) -> States:
     parameters = numbered_parameters(optimizer.param_groups)
     return {parameters[number]: values for number, values in state_dict["state"].items()}
 
@@ -137,25 +129,7 @@ def _check_groups(optimizer: ZoSgd, saved: Any) -> None:
 
 def _restore_state(optimizer: ZoSgd, state_dict: dict[str, Any]) -> None:
     """Load a state that `_check_state` has accepted."""
-    parameters, frame = numbered_parameters(optimizer.param_groups), state_dict[STATE_KEY]
-    if isinstance(optimizer._tier, HostTier):  # First, because this may fail.
-        optimizer._tier.load(frame["log"])
-    if isinstance(optimizer._tier, ParityTier):  # The tier's masters keep their memory.
-        found = _of_parameters(optimizer, state_dict)
-        optimizer._tier.load(frame["committed_steps"], found)
-    else:
-        optimizer.state.clear()
-        for number, values in state_dict["state"].items():
-            p = parameters[number]
-            optimizer.state[p] = {
-                key: values[key].to(p.device).clone(memory_format=torch.contiguous_format)
-                for key in optimizer._tier.state_shapes(p)
-            }
+    optimizer._tier.load(state_dict[STATE_KEY], _of_parameters(optimizer, state_dict))
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
-    if isinstance(optimizer._tier, HostTier):
-        optimizer._tier.set_gammas()  # In tier disk they count from the base, which may be new.
-    if isinstance(optimizer._tier, DeviceTier):
-        optimizer._of.take_directions(frame["directions"])  # A log stores its own number.
-        optimizer._tier.committed_steps = frame["committed_steps"]
-        optimizer._tier.round_masters()
+    optimizer._tier.groups_loaded()

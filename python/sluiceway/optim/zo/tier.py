@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.model.blocks import BlockList
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.halves.measurement import Measured
-from sluiceway.optim.zo.halves.units import WeightSource
+from sluiceway.optim.zo.measurement import Copies, Measured
 from sluiceway.optim.zo.rates import GroupUpdate
 from sluiceway.optim.zo.weights import TrainedWeight
 
 Closure = Callable[[], Any]
+States = dict[torch.Tensor, dict[str, Any]]
 
 
 @dataclass
@@ -41,24 +42,45 @@ class Training:
         self.options = self.options.with_directions(self.options.direction_count)
 
     @property
-    def takes_directions(self) -> bool:
+    def may_change_directions(self) -> bool:
         """Tell whether the number of directions in a continued log or state is used."""
         return self.has_auto_directions and self.options.mode == "log"
 
-    def take_directions(self, count: int) -> None:
+    def use_directions(self, count: int) -> None:
         """Use the number of directions in a continued log or state, unless the user set one."""
-        if self.takes_directions:
+        if self.may_change_directions:
             self.options = self.options.with_directions(count)
 
 
-class Tier(WeightSource, Protocol):
-    """Gives halves their weights, and makes steps."""
+class Tier:
+    """Gives forward passes their weights, and makes steps. Tiers override what they need.
+
+    Attributes
+    ----------
+    committed_steps : int
+        Number of steps made so far.
+    measured : Measured
+        Subject of a measurement; valid after `begin`.
+    blocks : BlockList or None
+        Blocks at which forward passes meet, if they meet at blocks.
+    """
 
     committed_steps: int
+    measured: Measured
+    blocks: BlockList | None = None
 
-    @property
-    def measured(self) -> Measured:
-        """Return the subject of a measurement; valid after `begin`."""
+    # ---- Weights of a measurement ----
+
+    def acquire(self, unit: int, direction: int) -> list[Copies]:
+        """Copy the weights of a unit, which all forward passes of a direction share."""
+
+    def release(self, unit: int, direction: int) -> None:
+        """Free a unit's copies, after every forward pass of the direction has left it."""
+
+    def throughout(self, direction: int) -> list[Copies]:
+        """Copy the weights that no single unit reads; the copies last for the measurement."""
+
+    # ---- Steps ----
 
     def rest(self) -> None:
         """Restore parameters whose data an interrupted forward has left replaced."""
@@ -70,25 +92,66 @@ class Tier(WeightSource, Protocol):
         """Make the measured step, and write gamma into the groups."""
 
     def committing(self) -> AbstractContextManager:
-        """Return a context for a commit and the bookkeeping after it."""
+        """Return a context for a commit and the bookkeeping after it.
+
+        By default it is empty: a commit may wait for a lane, and Ctrl-C ends that.
+        """
+        return nullcontext()
 
     def abandon(self) -> None:
         """Give the step up; the next one has the same number and noise."""
 
     def measuring(self) -> AbstractContextManager:
         """Return a context for a measurement."""
+        return nullcontext()
 
     def evaluate(self, closures: Sequence[Closure]) -> list[Any]:
         """Return the results of closures on the unperturbed weights."""
-
-    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors in a parameter's optimizer state, if it has a state."""
 
     def theta(self, p: nn.Parameter) -> torch.Tensor:
         """Return the weights of a parameter in host memory."""
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers of the last step."""
+        """Return numbers of the last step, if any bytes crossed a link."""
+        return {}
 
     def close(self, theta: bool = True) -> None:
         """Turn the model into an ordinary one, with or without theta; idempotent."""
+
+    # ---- State ----
+
+    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors in a parameter's optimizer state, if it has a state."""
+
+    def before_state(self) -> None:
+        """Bring the optimizer's state to the last step, before it is saved between steps."""
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a saved state has beside the optimizer's own entries."""
+        return {}
+
+    def check_saved(
+        self, frame: dict[str, Any], states: States, changed: list[TrainedWeight]
+    ) -> None:
+        """Check that a saved state belongs here; nothing is changed.
+
+        Parameters
+        ----------
+        frame : dict
+            The entries that ZoSgd adds to torch's.
+        states : dict
+            The state of each parameter, whose shapes are right.
+        changed : list of TrainedWeight
+            Weights that other code has written to since the last step or the last state.
+
+        Raises
+        ------
+        InvalidArgument
+            It does not belong here; the text says why.
+        """
+
+    def load(self, frame: dict[str, Any], states: States) -> None:
+        """Continue from a checked state; the parameter groups are loaded afterwards."""
+
+    def groups_loaded(self) -> None:
+        """Adjust to the loaded parameter groups."""

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from sluiceway.errors import InvalidArgument
-from sluiceway.machine.device_ops import DeviceOps, device_ops
+import torch
+
+from sluiceway import _core
+from sluiceway.errors import Unavailable
+from sluiceway.machine.device_ops import DeviceOps, device_ops, ops_on
 from sluiceway.optim.zo.arguments import ZoArguments
+from sluiceway.optim.zo.base_on_disk import BaseOnDisk
 from sluiceway.optim.zo.device_tier import DeviceTier
-from sluiceway.optim.zo.disk.disk_tier import DiskTier
-from sluiceway.optim.zo.host.host_memory import streaming_device
-from sluiceway.optim.zo.host.host_tier import HostTier, StreamedTier
-from sluiceway.optim.zo.parity.parity_tier import ParityTier
+from sluiceway.optim.zo.log_and_base import LogAndBase
+from sluiceway.optim.zo.masters import Masters
+from sluiceway.optim.zo.streamed_tier import StreamedTier
 from sluiceway.optim.zo.tier import Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
-# Options that a tier does not use, with the tier that does.
-_FOREIGN = {
-    "device": dict.fromkeys(("path", "link", "budget", "trace"), "host") | {"store": "disk"},
-    "host": {"store": "disk"},
-    "disk": {},
-}
-_WHY = {
-    "device": "which streams and logs nothing",
-    "host": "which keeps no weights on disk",
-}
-
 
 def device_of(owner: str, options: ZoArguments, weights: list[TrainedWeight]) -> DeviceOps:
-    """Operations of the device that computes the model.
+    """Operations of the model's device, or of the CUDA device to stream host weights to.
 
     Raises
     ------
@@ -37,31 +30,26 @@ def device_of(owner: str, options: ZoArguments, weights: list[TrainedWeight]) ->
     """
     if options.tier == "device":
         return device_ops(owner, options.device, [(w.name, w.parameter) for w in weights])
-    return streaming_device(owner, options.device, weights)
+    asked = options.device
+    on_host = all(w.parameter.device.type == "cpu" for w in weights)
+    if not on_host or not re.fullmatch(r"cuda(:\d+)?", asked):
+        return device_ops(owner, asked, [(w.name, w.parameter) for w in weights])
+    ordinal, count = torch.device(asked).index or 0, _core.cuda_device_count()
+    if ordinal >= count:
+        raise Unavailable(
+            f"{owner}: device is {asked!r}, but this build and machine have {count} CUDA devices; "
+            "leave device= out"
+        )
+    return ops_on(torch.device("cuda", ordinal))
 
 
 def make_tier(training: Training, state: dict[Any, Any]) -> DeviceTier | StreamedTier:
-    """Make the tier for the optimizer's options.
-
-    Raises
-    ------
-    InvalidArgument
-        An option is set that the tier does not use.
-    """
+    """Make the tier for the optimizer's options."""
     options = training.options
-    for name, tier in _FOREIGN[options.tier].items():
-        if (given := getattr(options, name)) is not None:
-            raise InvalidArgument(
-                f"{training.owner}: {name} is {given!r}, but tier is {options.tier!r}, "
-                f"{_WHY[options.tier]}; leave {name} out, or set tier={tier!r}"
-            )
-    if options.mode == "parity" and options.path is not None:
-        raise InvalidArgument(
-            f"{training.owner}: path is {options.path!r}, but mode is 'parity', which has no log; "
-            "leave path out, or set mode='log'"
-        )
     if options.tier == "device":
         return DeviceTier(training, state)
-    if options.mode == "parity":
-        return ParityTier(training, state)
-    return DiskTier(training) if options.tier == "disk" else HostTier(training)
+    if options.mode == "write_back":
+        return StreamedTier(training, Masters(training, state))
+    return StreamedTier(
+        training, BaseOnDisk(training) if options.tier == "disk" else LogAndBase(training)
+    )

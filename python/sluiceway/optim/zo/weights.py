@@ -1,15 +1,8 @@
-"""Weights in device memory that zeroth-order training updates.
-
-    theta = float(Gamma) A,   A += c z,   c = -lr g / (q Gamma)
-
-A is float32. It is the parameter itself if that is float32 and Gamma is 1. Otherwise A is a master
-beside the parameter, which is its image, rounded to nearest. Rounding 16-bit weights themselves
-stochastically in every step would need no master, but it loses information for good, and no log of
-scalars could reproduce the weights.
-"""
+"""Selects the parameter groups to train, and the weights in them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +11,11 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
-from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.model.targets import check_storage, owners_of
+from sluiceway.optim.common.ownership import refuse_taken
+from sluiceway.optim.common.parameters import groups_of_model
 
-MASTER = "master"
+MASTER = "master"  # Key of a weight's float32 master in the optimizer's state.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,79 +30,63 @@ class TrainedWeight:
     tensor: int  # Identifies the weight in the key of its noise.
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Family and seed of the noise that directions z are drawn from."""
+def trained_groups(
+    owner: str, model: nn.Module, weight_decay: float, given: Iterable[dict[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """Return the given groups, or a group of matrices and one of vectors without decay.
 
-    family: str
-    seed: int
-
-
-class ResidentWeights:
-    """Computes A, theta and both neighbours of theta.
-
-    Parameters
-    ----------
-    noise : Noise
-    device : DeviceOps
-    state : dict
-        The optimizer's state, which holds the masters.
+    Raises
+    ------
+    InvalidArgument
+        No parameter is trainable.
     """
-
-    def __init__(self, noise: Noise, device: DeviceOps, state: dict[Any, Any]) -> None:
-        self._noise, self._device, self._state = noise, device, state
-
-    def neighbours(
-        self, weight: TrainedWeight, gamma: float, eps: float, step: int, direction: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute theta + eps z and theta - eps z in the parameter's dtype."""
-        p = weight.parameter.detach()
-        plus, minus = torch.empty_like(p), torch.empty_like(p)
-        _core.perturb(
-            self._a_of(weight), plus, minus, [], gamma, eps, self._noise.family, self._noise.seed,
-            step, weight.tensor, direction, compute=self._device.compute(),
-        )  # fmt: skip
-        return plus, minus
-
-    def prepare(self, weight: TrainedWeight, gamma_after: float) -> None:
-        """Make the master if the parameter cannot be A any more."""
-        p = weight.parameter
-        if MASTER not in self._state.get(p, {}) and needs_master(p, gamma_after):
-            self._state[p] = {MASTER: p.detach().to(torch.float32, copy=True)}
-
-    def update(
-        self, weight: TrainedWeight, gamma_after: float, step: int, scales: list[float]
-    ) -> None:
-        """Add c z of each direction to A, and write the new theta into the parameter."""
-        a, p = self._a_of(weight), weight.parameter
-        seed, compute = self._noise.seed, self._device.compute()
-        pending = [(seed, step, weight.tensor, d, c) for d, c in enumerate(scales)]
-        _core.materialise(a, a, pending, 1.0, self._noise.family, compute=compute)
-        if a.data_ptr() != p.data_ptr():
-            self.round(weight, gamma_after, step + 1)
-        torch.autograd.graph.increment_version(p)
-
-    def round(self, weight: TrainedWeight, gamma: float, _step: int) -> None:
-        """Write theta into the parameter."""
-        compute, family = self._device.compute(), self._noise.family
-        out = weight.parameter.detach()
-        _core.materialise(self._a_of(weight), out, [], gamma, family, compute=compute)
-
-    def state_shapes(self, p: torch.Tensor) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors in a parameter's state, if it has a state."""
-        return {MASTER: tuple(p.shape)}
-
-    def _a_of(self, weight: TrainedWeight) -> torch.Tensor:
-        p = weight.parameter
-        return self._state.get(p, {}).get(MASTER, p.detach())
+    if given is not None:
+        groups = groups_of_model(owner, model, given)
+        wanted = [{**g, "params": [p for p in g["params"] if p.requires_grad]} for g in groups]
+    else:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        wanted = [
+            {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
+            {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        ]
+    wanted = [group for group in wanted if group["params"]]
+    if not wanted:
+        raise InvalidArgument(
+            f"{owner}: {type(model).__name__} has no trainable parameter, expected at least one; "
+            "call requires_grad_(True)"
+        )
+    return wanted
 
 
-def needs_master(p: torch.Tensor, gamma: float) -> bool:
-    """Tell whether a parameter cannot be A itself when Gamma has this value."""
-    return p.dtype is not torch.float32 or gamma != 1.0
+def trained_weights(
+    owner: str, model: nn.Module, groups: list[dict[str, Any]]
+) -> list[TrainedWeight]:
+    """List every parameter of the groups that has elements, once.
+
+    Raises
+    ------
+    InvalidArgument
+        A parameter cannot be trained, another optimizer trains it, or none has elements.
+    """
+    group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+    weights = []
+    for name, p, holders in owners_of(model).values():
+        if id(p) not in group_of or p.numel() == 0:
+            continue
+        _check_weight(owner, name, p)
+        modules = [module for module, _ in holders]
+        weights.append(TrainedWeight(name, p, group_of[id(p)], modules, _core.stable_hash(name)))
+    if not weights:
+        raise InvalidArgument(
+            f"{owner}: none of the trainable parameters has elements, expected at least one; "
+            "train a model that has weights"
+        )
+    check_storage(owner, [(w.name, w.parameter) for w in weights])
+    refuse_taken(owner, [(w.name, w.parameter) for w in weights])
+    return weights
 
 
-def check_weight(owner: str, name: str, p: torch.Tensor) -> None:
+def _check_weight(owner: str, name: str, p: torch.Tensor) -> None:
     """Check that the kernels support a parameter.
 
     Raises

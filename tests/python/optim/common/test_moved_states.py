@@ -108,11 +108,11 @@ def resident(model: torch.nn.Module) -> sw.ZoSgd:
     return sw.ZoSgd(model, **OPTIONS)
 
 
-def parity(model: torch.nn.Module) -> sw.ZoSgd:
-    return sw.ZoSgd(model, mode="parity", tier="host", **OPTIONS)
+def writing_back(model: torch.nn.Module) -> sw.ZoSgd:
+    return sw.ZoSgd(model, mode="write_back", tier="host", **OPTIONS)
 
 
-@pytest.mark.parametrize("made", [resident, parity])
+@pytest.mark.parametrize("made", [resident, writing_back])
 @pytest.mark.parametrize("change", [on_card, rebuilt])
 def test_masters_that_were_moved_are_taken_over(
     made: Callable[[torch.nn.Module], sw.ZoSgd], change: Callable[[Any], Any]

@@ -71,7 +71,7 @@ TIERS = {
     "host": {"tier": "host"},
     "disk": {"tier": "disk"},
     "low rank": {"tier": "host", "noise": "lowrank"},
-    "parity": {"tier": "host", "mode": "parity"},
+    "write_back": {"tier": "host", "mode": "write_back"},
 }
 
 

@@ -12,8 +12,8 @@ import torch
 from conftest import assert_short_error, read_lines
 from sluiceway.commands.plan import RunPlan, make_plan
 from sluiceway.config.file import load_config
+from sluiceway.engines.zo_choices import choose_directions
 from sluiceway.optim.common.state import STATE_KEY
-from sluiceway.optim.zo.halves.directions import choose_directions
 from torch import nn
 from zo_models import decoder, zo_ids, zo_loss
 

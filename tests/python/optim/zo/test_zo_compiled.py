@@ -1,4 +1,4 @@
-"""ZoSgd of models under torch.compile: halves meet in hooks, so they run what was written."""
+"""ZoSgd of models under torch.compile: threads meet in hooks, so they run what was written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_compiled_model_has_the_bits_of_one_that_is_not(compiled, tier: str) -
     assert all(map(torch.equal, found[2], weights))
 
 
-@pytest.mark.parametrize("mode", ["log", "parity"])
+@pytest.mark.parametrize("mode", ["log", "write_back"])
 def test_the_first_forward_of_what_must_be_one_graph_is_not_compiled(mode: str) -> None:
     losses = []
     for fullgraph in (False, True):

@@ -348,26 +348,9 @@ def test_a_store_that_cannot_be_made_leaves_the_model_alone(tmp_path: Path) -> N
     assert other[0].weight.untyped_storage().nbytes() == 16
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"tier": "disk"}, r"store is None, expected store=sluiceway.StoreOptions\(path=...\)"),
-        ({"tier": "disk", "store": sluiceway.StoreOptions()}, "a folder on the disk to use"),
-        (
-            {"tier": "host", "store": sluiceway.StoreOptions(path="s")},
-            "leave store out, or set tier='disk'",
-        ),
-        ({"store": sluiceway.StoreOptions(path="s")}, "leave store out, or set tier='disk'"),
-        ({"tier": "host", "consolidate": 5}, "consolidate is 5, which is for disk alone"),
-        ({"tier": "disk", "consolidate": 0}, "consolidate is 0"),
-    ],
-)
-def test_options_that_play_no_part_are_refused(options: dict, words: str) -> None:
-    model = decoder()
-    with pytest.raises(sluiceway.InvalidArgument, match=words):
-        sluiceway.ZoSgd(model, **options)
+def test_a_base_in_memory_is_not_consolidated() -> None:
     with pytest.raises(sluiceway.InvalidArgument, match="has no store; use tier="):
-        on_host(model).consolidate()
+        on_host(decoder()).consolidate()
 
 
 def test_a_save_has_the_buffers_that_a_save_in_memory_has(tmp_path: Path) -> None:

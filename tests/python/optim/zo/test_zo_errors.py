@@ -87,7 +87,7 @@ def test_a_loader_in_the_closure_gives_other_inputs(directions: int, tier: str) 
     refused(
         lambda m: zo_loss(m, zo_ids(next(steps))),
         sluiceway.InvalidArgument,
-        r"inputs of ZoDecoder .* half - of direction 0 differ .* next\(loader\)",
+        r"inputs of ZoDecoder .* forward pass - of direction 0 differ .* next\(loader\)",
         directions=directions,
         tier=tier,
     )
@@ -101,10 +101,10 @@ def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction(
 
     def of_second_batch(model: ZoDecoder) -> torch.Tensor:
         calls.append(1)
-        mine = len(calls)  # The other half begins before this one ends.
+        mine = len(calls)  # The other forward pass begins before this one ends.
         return zo_loss(model, IDS) + zo_loss(model, zo_ids(mine))
 
-    refused(of_second_batch, sluiceway.InvalidArgument, "in call 1 of half -", tier=tier)
+    refused(of_second_batch, sluiceway.InvalidArgument, "in call 1 of forward pass -", tier=tier)
     halves = []
 
     def of_second_direction(model: ZoDecoder) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_the_second_micro_batch_is_compared_too_and_so_is_the_second_direction(
     refused(
         of_second_direction,
         sluiceway.InvalidArgument,
-        r"half \+ of direction 1",
+        r"forward pass \+ of direction 1",
         directions=2,
         tier=tier,
     )
@@ -139,7 +139,7 @@ def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock(tier
 
         def closure(model: ZoDecoder) -> torch.Tensor:
             count.append(1)
-            mine = len(count)  # The other half begins before this one ends.
+            mine = len(count)  # The other forward pass begins before this one ends.
             x = model.embed(IDS)
             for number, layer in enumerate(model.layers):
                 x = x if (mine, number) == (when, block) else layer(x)
@@ -156,7 +156,7 @@ def test_halves_that_run_other_blocks_end_in_an_error_and_not_in_a_deadlock(tier
         (1, 2): (after, two),
         (2, 2): (two, after),
     }.items():
-        match = rf"half \+ of direction 0 is at {plus} while half - .* at {minus}"
+        match = rf"forward pass \+ of direction 0 is at {plus} while forward pass - .* at {minus}"
         refused(skipping(when, block), sluiceway.InvalidArgument, match, tier=tier)
 
 
@@ -177,15 +177,17 @@ class OopsError(Exception):
 
 
 @pytest.mark.parametrize("kind", [OopsError, SystemExit, StopIteration, KeyboardInterrupt])
-@pytest.mark.parametrize("half", [1, 2])
+@pytest.mark.parametrize("forward", [1, 2])
 @pytest.mark.parametrize("place", ["before", "inside", "after"])
 @TIERS
-def test_what_a_half_raises_is_raised(kind: type, half: int, place: str, tier: str) -> None:
+def test_what_a_forward_pass_raises_is_raised(
+    kind: type, forward: int, place: str, tier: str
+) -> None:
     count = []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
         count.append(1)
-        mine = len(count) == half
+        mine = len(count) == forward
         if mine and place == "before":
             raise kind("mine")
         handle = model.layers[1].up.register_forward_hook(
@@ -220,7 +222,7 @@ def ctrl_c() -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @TIERS
-def test_ctrl_c_ends_both_halves(tier: str) -> None:
+def test_ctrl_c_ends_both_forward_passes(tier: str) -> None:
     count = []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
@@ -236,7 +238,7 @@ def test_ctrl_c_ends_both_halves(tier: str) -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @TIERS
-def test_a_half_that_holds_a_lock_does_not_hang_the_error_of_another(tier: str) -> None:
+def test_a_forward_pass_that_holds_a_lock_does_not_hang_the_error_of_another(tier: str) -> None:
     lock, count = threading.Lock(), []
 
     def closure(model: ZoDecoder) -> torch.Tensor:
@@ -285,6 +287,9 @@ def test_a_model_without_blocks_says_what_was_looked_for() -> None:
         assert words in str(found.value)
 
 
+IN_S = sluiceway.StoreOptions(path="s")
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -294,6 +299,19 @@ def test_a_model_without_blocks_says_what_was_looked_for() -> None:
         ({"lr": -1.0}, "lr is -1.0"),
         ({"weight_decay": float("nan")}, "weight_decay is nan"),
         ({"param_groups": [nn.Parameter(torch.ones(1))]}, "not a parameter of the model"),
+        ({"noise": "lowrank", "rank": 0}, "rank is 0, expected"),
+        ({"noise": "lowrank", "period": 0}, "period is 0"),
+        ({"noise": "lowrank", "rank": 2.5}, "rank"),
+        ({"rank": 3}, "rank is 3, which is for lowrank alone"),
+        ({"resident": 5}, "resident is 5, which is for host and disk alone"),
+        ({"trace": "t.json"}, "trace is t.json, which is for host and disk alone"),
+        ({"budget": sluiceway.Budget(device=1 << 30)}, r"budget is .*, which is for host and disk"),
+        ({"store": IN_S}, r"store is .*, which is for disk alone; leave it out"),
+        ({"tier": "host", "store": IN_S}, r"store is .*, which is for disk alone; leave it out"),
+        ({"tier": "host", "consolidate": 5}, "consolidate is 5, which is for disk alone"),
+        ({"tier": "disk", "consolidate": 0}, "consolidate is 0"),
+        ({"tier": "disk"}, r"store is None, expected store=sluiceway.StoreOptions\(path=...\)"),
+        ({"tier": "disk", "store": sluiceway.StoreOptions()}, "a folder on the disk to use"),
     ],
 )
 def test_options_that_cannot_be(options: dict, match: str) -> None:
@@ -343,7 +361,7 @@ def test_weights_that_others_change_are_refused(tier: str) -> None:
         opt.step(lambda: zo_loss(model, IDS))
 
 
-def test_dropout_is_warned_of_once_and_both_halves_have_the_same_masks() -> None:
+def test_dropout_is_warned_of_once_and_both_forward_passes_have_the_same_masks() -> None:
     model = decoder(dropout=0.5)
     opt = sluiceway.ZoSgd(model)
     masks: list[torch.Tensor] = []

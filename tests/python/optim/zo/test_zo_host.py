@@ -89,7 +89,7 @@ def test_tiers_give_the_same_bits(depth: int, lanes: int, dtype: torch.dtype) ->
     ("directions", "noise"),
     [(1, {}), (2, {}), (2, {"noise": "lowrank", "rank": 2, "period": 3})],
 )
-def test_any_model_is_measured_with_its_own_half(directions: int, noise: dict) -> None:
+def test_any_model_is_measured_with_its_own_forward_pass(directions: int, noise: dict) -> None:
     ours, theirs = anything(), anything()
     opt = on_host(ours, lr=0.05, directions=directions, weight_decay=0.1, **noise)
     of = {"directions": directions, "weight_decay": 0.1}
@@ -172,7 +172,7 @@ def test_a_model_is_copied_and_saved_with_hooks_that_do_nothing(tmp_path: Path) 
     assert "perturb" in (tmp_path / "trace.json").read_text()
 
 
-def test_layers_arrive_once_for_all_halves_and_before_they_are_asked_for() -> None:
+def test_layers_arrive_once_for_all_forward_passes_and_before_they_are_asked_for() -> None:
     model = decoder()
     opt = on_host(model, directions=3)
     closures = [lambda k=k: zo_loss(model, zo_ids(k)) for k in range(2)]

@@ -103,20 +103,6 @@ def test_a_trace_that_cannot_be_written_leaves_theta(tmp_path) -> None:
     assert all(torch.equal(p, theta[name]) for name, p in model.named_parameters())
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"resident": 5}, "resident is 5, which is for host and disk alone"),
-        ({"rank": 3}, "rank is 3, which is for lowrank alone"),
-        ({"trace": "t.json"}, "trace is 't.json', but tier is 'device'"),
-        ({"budget": sluiceway.Budget(device=1 << 30)}, r"budget is .*, but tier is 'device'"),
-    ],
-)
-def test_options_that_play_no_part_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(sluiceway.InvalidArgument, match=words):
-        sluiceway.ZoSgd(decoder(), **options)
-
-
 def test_closures_of_an_evaluation_draw_the_same_numbers_on_both_tiers() -> None:
     found = []
     for tier in ("host", "device"):
@@ -137,7 +123,7 @@ def test_closures_of_an_evaluation_draw_the_same_numbers_on_both_tiers() -> None
 
 STREAMED = {
     "host": {"tier": "host"},
-    "parity": {"tier": "host", "mode": "parity"},
+    "write_back": {"tier": "host", "mode": "write_back"},
     "disk": {"tier": "disk"},
 }
 
@@ -214,9 +200,9 @@ def test_what_ends_a_pass_is_refused_inside_of_a_closure(what: str, tier: str, t
         assert torch.equal(a, b)
 
 
-def test_parameters_of_mode_parity_are_of_the_last_step() -> None:
+def test_parameters_of_mode_write_back_are_of_the_last_step() -> None:
     model = decoder()
-    with sluiceway.ZoSgd(model, lr=0.05, tier="host", mode="parity") as opt:
+    with sluiceway.ZoSgd(model, lr=0.05, tier="host", mode="write_back") as opt:
         trained(model, opt)
         stale = own_memory(model)
         own = [p.clone() for p in model.parameters()]
@@ -231,7 +217,7 @@ ELSEWHERE = {
     "host": {"tier": "host"},
     "disk": {"tier": "disk"},
     "low rank": {"tier": "host", "noise": "lowrank"},
-    "image": {"tier": "host", "mode": "parity", "dtype": torch.bfloat16},
+    "image": {"tier": "host", "mode": "write_back", "dtype": torch.bfloat16},
 }
 READS = {
     "clone": lambda p: p.detach().clone(),
@@ -307,7 +293,7 @@ def test_a_copy_of_the_model_has_the_trained_weights(tmp_path, options, take) ->
 
 def test_an_average_of_weights_is_of_the_last_step_or_is_refused(tmp_path) -> None:
     averaged = AveragedModel(decoder())
-    model, opt = elsewhere(tmp_path, tier="host", mode="parity")
+    model, opt = elsewhere(tmp_path, tier="host", mode="write_back")
     with opt:
         averaged.update_parameters(model)
         assert same(model.state_dict(), averaged.module)

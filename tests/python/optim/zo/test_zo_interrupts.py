@@ -20,10 +20,10 @@ STEPS = 8
 TIERS = {
     "device": {},
     "host": {"tier": "host"},
-    "parity": {"tier": "host", "mode": "parity"},
-    "images": {"tier": "host", "mode": "parity", "wire": "bf16"},
+    "write_back": {"tier": "host", "mode": "write_back"},
+    "images": {"tier": "host", "mode": "write_back", "wire": "bf16"},
     "disk": {"tier": "disk", "consolidate": 3},
-    "activations": {"noise": "lowrank", "perturb": "activations", "period": 3},
+    "low-rank": {"noise": "lowrank", "period": 3},
 }
 
 

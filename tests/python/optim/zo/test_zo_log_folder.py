@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import sluiceway
-from sluiceway.optim.zo.host.log_folder import LogFolder
+from sluiceway.optim.zo.log_folder import LogFolder
 from zo_models import decoder, zo_ids, zo_loss
 
 

@@ -173,12 +173,3 @@ def test_the_sum_of_a_period_is_all_that_a_matrix_has_beside_its_master() -> Non
         shapes = {key: tuple(value.shape) for key, value in opt.state.get(p, {}).items()}
         matrix = {"master": tuple(p.shape), "low_rank_sum": (2, len(p))}
         assert shapes == (matrix if p.dim() >= 2 else {})
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [({"rank": 0}, "rank is 0, expected"), ({"period": 0}, "period is 0"), ({"rank": 2.5}, "rank")],
-)
-def test_ranks_and_periods_that_cannot_be(options: dict, match: str) -> None:
-    with pytest.raises(sluiceway.InvalidArgument, match=match):
-        low_rank(decoder(), **options)

@@ -132,7 +132,7 @@ def test_micro_batches_of_a_list_are_compared_each_with_itself() -> None:
 
     opt = sluiceway.ZoSgd(model)
     with pytest.raises(
-        sluiceway.InvalidArgument, match="half - of direction 0, closure 1 differ from"
+        sluiceway.InvalidArgument, match="forward pass - of direction 0, closure 1 differ from"
     ):
         opt.step([lambda: zo_loss(model, zo_ids(7)), second])
     for nothing in ([], [None], [lambda: 1.0, 3]):
@@ -171,7 +171,7 @@ def measured(model: nn.Module, closure, **options: object) -> float:
     return opt.stats()["zo"]["g"][0]
 
 
-def test_blocks_inside_blocks_are_measured_with_their_own_half() -> None:
+def test_blocks_inside_blocks_are_measured_with_their_own_forward_pass() -> None:
     torch.manual_seed(0)
     model, x = Nested(), torch.randn(4, 5)
     found = measured(model, lambda: model(x).square().mean())
@@ -196,7 +196,7 @@ def test_blocks_inside_blocks_are_measured_with_their_own_half() -> None:
     assert found == ((losses[0] - losses[1]) / torch.tensor(2e-3)).item()
 
 
-def test_autocast_keeps_no_cast_of_the_other_half() -> None:
+def test_autocast_keeps_no_cast_of_the_other_forward_pass() -> None:
     model, ids = decoder(), zo_ids(0)
 
     def closure() -> torch.Tensor:

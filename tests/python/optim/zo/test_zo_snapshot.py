@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sluiceway
 import torch
-from sluiceway.optim.zo.parity.weight_snapshot import WeightSnapshot
+from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
 from sluiceway.run.saving.side_thread import SideThread
 from torch import nn
 from zo_models import OPTIONS, decoder, of_dtype, same, zo_ids, zo_loss, zo_train
@@ -26,8 +26,8 @@ VARIANTS = {
 }
 
 
-def parity(model: nn.Module, **options: Any) -> sluiceway.ZoSgd:
-    return sluiceway.ZoSgd(model, **{**OPTIONS, "mode": "parity", "tier": "host", **options})
+def writing_back(model: nn.Module, **options: Any) -> sluiceway.ZoSgd:
+    return sluiceway.ZoSgd(model, **{**OPTIONS, "mode": "write_back", "tier": "host", **options})
 
 
 def twins(variant: str = "fp32", steps: int = 3, **more: Any) -> list[tuple[nn.Module, Any]]:
@@ -36,7 +36,7 @@ def twins(variant: str = "fp32", steps: int = 3, **more: Any) -> list[tuple[nn.M
     found = []
     for _ in range(2):
         model = of_dtype(decoder(), dtype)
-        opt = parity(model, **options, **more)
+        opt = writing_back(model, **options, **more)
         zo_train(opt, model, range(steps))
         found.append((model, opt))
     return found
@@ -174,7 +174,7 @@ def test_it_is_refused_where_there_is_none() -> None:
         pytest.raises(sluiceway.InvalidArgument, match="mode is 'log' and tier 'host'"),
     ):
         opt.snapshot()
-    opt, refused = parity(model), []
+    opt, refused = writing_back(model), []
     taken = opt.snapshot()
     with pytest.raises(sluiceway.InvalidArgument, match="snapshot of step 0 is still being read"):
         opt.snapshot()

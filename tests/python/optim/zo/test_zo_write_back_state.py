@@ -7,13 +7,13 @@ import copy
 import pytest
 import sluiceway
 import torch
-from sluiceway.optim.zo.parity.master_base import MasterBase
+from sluiceway.optim.zo.masters import Masters
 from torch import nn
 from zo_models import OPTIONS, decoder, of_dtype, same, zo_ids, zo_loss, zo_train
 
 
-def parity(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
-    return sluiceway.ZoSgd(model, mode="parity", tier="host", **options)
+def writing_back(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
+    return sluiceway.ZoSgd(model, mode="write_back", tier="host", **options)
 
 
 def of_16_bits() -> nn.Module:
@@ -33,7 +33,7 @@ def hooks_of(model: nn.Module) -> int:
 @pytest.mark.parametrize("where", ["held", "take", "has_image"])
 def test_whatever_fails_leaves_the_model_as_it_was(monkeypatch, dtype, where: str) -> None:
     model, untouched = (of_dtype(decoder(), dtype) for _ in range(2))
-    calls, real = [], getattr(MasterBase, where)
+    calls, real = [], getattr(Masters, where)
 
     def failing(self, *args):
         calls.append(args)
@@ -44,12 +44,12 @@ def test_whatever_fails_leaves_the_model_as_it_was(monkeypatch, dtype, where: st
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patched:
-        patched.setattr(MasterBase, where, failing)
+        patched.setattr(Masters, where, failing)
         with pytest.raises(RuntimeError, match="planted"):
-            parity(model)
+            writing_back(model)
     assert hooks_of(model) == hooks_of(untouched)
     assert same(model.state_dict(), untouched)
-    opt = parity(model, **OPTIONS)  # And another one may have it.
+    opt = writing_back(model, **OPTIONS)  # And another one may have it.
     zo_train(opt, model, range(1))
 
 
@@ -58,9 +58,9 @@ def test_whatever_fails_leaves_the_model_as_it_was(monkeypatch, dtype, where: st
 
 def test_a_state_of_another_step_needs_the_weights_of_that_step() -> None:
     model, whole = decoder(), decoder()
-    in_one_go = parity(whole, **OPTIONS)
+    in_one_go = writing_back(whole, **OPTIONS)
     expected = zo_train(in_one_go, whole, range(5))
-    opt = parity(model, **OPTIONS)
+    opt = writing_back(model, **OPTIONS)
     zo_train(opt, model, range(2))
     state = copy.deepcopy((model.state_dict(), opt.state_dict()))
     zo_train(opt, model, range(2, 5))
@@ -85,9 +85,9 @@ def test_a_state_of_another_step_needs_the_weights_of_that_step() -> None:
 
 def test_masters_that_went_on_since_they_were_saved_are_refused() -> None:
     model, whole = of_16_bits(), of_16_bits()
-    in_one_go = parity(whole, **OPTIONS)
+    in_one_go = writing_back(whole, **OPTIONS)
     expected = zo_train(in_one_go, whole, range(5))
-    opt = parity(model, **OPTIONS)
+    opt = writing_back(model, **OPTIONS)
     zo_train(opt, model, range(2))
     state = opt.state_dict()
     kept = copy.deepcopy(state)
@@ -102,7 +102,7 @@ def test_masters_that_went_on_since_they_were_saved_are_refused() -> None:
 def test_weights_of_16_bits_are_not_loaded_while_they_have_no_memory() -> None:
     model, other = (of_dtype(decoder(), torch.bfloat16) for _ in range(2))
     weights = {name: p + 1 for name, p in other.state_dict().items()}
-    opt = parity(model, **OPTIONS)
+    opt = writing_back(model, **OPTIONS)
     with pytest.raises(sluiceway.InvalidArgument, match=r"embed\.weight has no memory"):
         model.load_state_dict(weights)
     assert same(model.state_dict(), other)  # What is float32, too.
@@ -117,7 +117,7 @@ def test_weights_of_16_bits_are_not_loaded_while_they_have_no_memory() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nobody_sees_weights_within_a_step(dtype: torch.dtype) -> None:
     model, untouched = (of_dtype(decoder(), dtype) for _ in range(2))
-    opt = parity(model, **OPTIONS)
+    opt = writing_back(model, **OPTIONS)
     state = opt.state_dict()
     looks = [
         model.state_dict,
@@ -139,7 +139,7 @@ def test_nobody_sees_weights_within_a_step(dtype: torch.dtype) -> None:
 
     zo_train(opt, model, range(1))
     found = opt.step(looking)
-    other = parity(untouched, **OPTIONS)
+    other = writing_back(untouched, **OPTIONS)
     zo_train(other, untouched, range(1))
     assert found == other.step(lambda: zo_loss(untouched, zo_ids(0)))
     assert len(refused) == 2 * opt.options.directions * len(looks)
@@ -151,7 +151,7 @@ def test_nobody_sees_weights_within_a_step(dtype: torch.dtype) -> None:
 def test_closing_without_theta_leaves_weights_of_one_step() -> None:
     model, whole = decoder(), decoder()
     for of, theta in ((model, False), (whole, True)):
-        opt = parity(of, **OPTIONS)
+        opt = writing_back(of, **OPTIONS)
         zo_train(opt, of, range(3))
         opt.close(theta=theta)
     assert same(model.state_dict(), whole)

@@ -8,6 +8,7 @@ import pytest
 import sluiceway
 import torch
 from sluiceway import _core
+from sluiceway.optim.common.state import STATE_KEY
 from torch import nn
 from zo_follow import follow, shared_oracle
 from zo_models import (
@@ -23,18 +24,18 @@ from zo_models import (
     zo_train,
 )
 from zo_noise import gaussian
-from zo_oracle import ParityOracle, fp8_bytes, groups_of
+from zo_oracle import WriteBackOracle, fp8_bytes, groups_of
 
 WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 
 
-def parity(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
-    return sluiceway.ZoSgd(model, mode="parity", tier="host", **options)
+def writing_back(model: nn.Module, **options: object) -> sluiceway.ZoSgd:
+    return sluiceway.ZoSgd(model, mode="write_back", tier="host", **options)
 
 
-def oracle_of(model: nn.Module, weight_decay: float, seed: int, directions: int) -> ParityOracle:
+def oracle_of(model: nn.Module, weight_decay: float, seed: int, directions: int) -> WriteBackOracle:
     groups = groups_of(model, weight_decay)
-    return ParityOracle(model, groups, 1e-3, seed, directions, _core.stable_hash)
+    return WriteBackOracle(model, groups, 1e-3, seed, directions, _core.stable_hash)
 
 
 @pytest.mark.parametrize(("directions", "seed"), [(1, 0), (3, 2**40 + 1)])
@@ -42,11 +43,11 @@ def oracle_of(model: nn.Module, weight_decay: float, seed: int, directions: int)
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_losses_and_weights_are_the_oracles(directions, seed, depth, lanes) -> None:
     ours = decoder()
-    opt = parity(
+    opt = writing_back(
         ours, lr=0.02, weight_decay=0.5, directions=directions, seed=seed, depth=depth,
         perturb_lanes=lanes,
     )  # fmt: skip
-    oracle = shared_oracle(ParityOracle, seed, directions, 0.5)
+    oracle = shared_oracle(WriteBackOracle, seed, directions, 0.5)
     follow(opt, ours, oracle, every=1 if (depth, lanes) == (2, 1) else 10)
     assert opt.committed_steps == 200
     with torch.no_grad():
@@ -57,7 +58,7 @@ def test_losses_and_weights_are_the_oracles(directions, seed, depth, lanes) -> N
 
 def test_steps_that_nobody_looks_at_between_them_are_the_oracles() -> None:
     ours, theirs = decoder(), decoder()
-    opt = parity(ours, lr=0.02, resident=300, weight_decay=0.5)
+    opt = writing_back(ours, lr=0.02, resident=300, weight_decay=0.5)
     oracle = oracle_of(theirs, 0.5, 0, 1)
     for step in range(60):
         ids = zo_ids(step)
@@ -74,7 +75,7 @@ def test_steps_that_nobody_looks_at_between_them_are_the_oracles() -> None:
 )
 def test_weights_of_16_bits_have_masters_that_are_never_rounded_to_nearest(dtype, master) -> None:
     ours, theirs = (of_dtype(decoder(), dtype) for _ in range(2))
-    opt = parity(ours, lr=0.02, weight_decay=0.5, master=master)
+    opt = writing_back(ours, lr=0.02, weight_decay=0.5, master=master)
     oracle = oracle_of(theirs, 0.5, 0, 1)
     oracle.at_random = master == "bf16"
     follow(opt, ours, oracle, every=10)
@@ -100,7 +101,9 @@ def test_images_cross_a_narrow_link_and_nothing_comes_back(
     dtype, wire, directions, depth, steps
 ) -> None:
     ours, theirs = (of_dtype(decoder(), dtype) for _ in range(2))
-    opt = parity(ours, lr=0.02, weight_decay=0.1, directions=directions, wire=wire, depth=depth)
+    opt = writing_back(
+        ours, lr=0.02, weight_decay=0.1, directions=directions, wire=wire, depth=depth
+    )
     oracle = oracle_of(theirs, 0.1, 0, directions)
     oracle.wire = WIRES[wire]
     h2d = d2h = 0
@@ -124,15 +127,15 @@ def test_images_cross_a_narrow_link_and_nothing_comes_back(
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-def test_any_model_is_measured_with_its_own_half(directions: int) -> None:
+def test_any_model_is_measured_with_its_own_forward_pass(directions: int) -> None:
     ours, theirs = anything(), anything()
-    opt = parity(ours, lr=0.05, directions=directions, weight_decay=0.1, noise="gaussian")
+    opt = writing_back(ours, lr=0.05, directions=directions, weight_decay=0.1, noise="gaussian")
     trained = [p for p in theirs.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-    oracle = ParityOracle(theirs, groups, 1e-3, 0, directions, _core.stable_hash, gaussian)
+    oracle = WriteBackOracle(theirs, groups, 1e-3, 0, directions, _core.stable_hash, gaussian)
     for step in range(6):
 
         def loss(model: nn.Module, step: int = step) -> torch.Tensor:
@@ -150,7 +153,7 @@ def test_any_model_is_measured_with_its_own_half(directions: int) -> None:
 
 def test_each_streamed_weight_comes_once_a_use_and_goes_back_once() -> None:
     model = decoder()
-    opt = parity(model, lr=0.01, directions=3)
+    opt = writing_back(model, lr=0.01, directions=3)
     crossed = {"d2h": 0, "h2d": 0}
     for step in range(5):
         opt.step([lambda k=k: zo_loss(model, zo_ids(k)) for k in range(step, step + 2)])
@@ -172,16 +175,16 @@ def test_a_state_and_the_models_weights_are_all_that_a_new_optimizer_needs(dtype
         return of_dtype(decoder(seed), dtype)
 
     whole = fresh()
-    in_one_go = parity(whole, **OPTIONS)
+    in_one_go = writing_back(whole, **OPTIONS)
     expected = zo_train(in_one_go, whole, range(6))
     in_one_go.close()
     model = fresh()
-    opt = parity(model, **OPTIONS)
+    opt = writing_back(model, **OPTIONS)
     found = zo_train(opt, model, range(3))
     state = copy.deepcopy((model.state_dict(), opt.state_dict()))
     again = fresh(1)
     again.load_state_dict(state[0])
-    other = parity(again, **{**OPTIONS, "lr": 9.0})
+    other = writing_back(again, **{**OPTIONS, "lr": 9.0})
     other.load_state_dict(state[1])
     assert found + zo_train(other, again, range(3, 6)) == expected
     assert same(again.state_dict(), whole)
@@ -194,7 +197,7 @@ def test_a_state_and_the_models_weights_are_all_that_a_new_optimizer_needs(dtype
 
 def test_a_closure_that_fails_has_changed_nothing() -> None:
     ours, theirs = decoder(), decoder()
-    opt, oracle = parity(ours, lr=0.1), oracle_of(theirs, 0.0, 0, 1)
+    opt, oracle = writing_back(ours, lr=0.1), oracle_of(theirs, 0.0, 0, 1)
     for step in range(4):
         ids, calls = zo_ids(step), []
 
@@ -213,49 +216,58 @@ def test_a_closure_that_fails_has_changed_nothing() -> None:
 # ---- What cannot be ----
 
 
-def test_what_mode_parity_does_not_have_is_refused(tmp_path) -> None:
+def test_what_mode_write_back_does_not_have_is_refused(tmp_path) -> None:
     for given, text in (
-        ({"tier": "disk"}, "mode is parity and tier disk, which each step would write whole"),
-        ({"tier": "device"}, "mode is parity and tier device, which writes each step into"),
-        ({"noise": "lowrank"}, "lowrank is not in this version for mode parity"),
-        ({"path": tmp_path}, "mode is 'parity', which has no log; leave path out"),
+        ({"tier": "disk"}, "mode is write_back and tier disk, which each step would write whole"),
+        ({"tier": "device"}, "mode is write_back and tier device, which writes each step into"),
+        ({"noise": "lowrank"}, "lowrank is not in this version for mode write_back"),
+        ({"path": tmp_path}, "path is .*, which is for log alone; leave it out"),
         ({"consolidate": 3}, "consolidate is 3, which is for disk alone"),
+<<<<<<< HEAD:tests/python/optim/zo/test_zo_parity.py
         ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for parity alone"),
         ({"wire": "fp8", "resident": 5}, "resident is 5, but wire fp8 sends new images"),
         ({"wire": "fp8", "master": "bf16"}, "wire is fp8, but a bf16 master crosses"),
         ({"wire": "fp8", "noise": "lowrank"}, "lowrank is not in this version for mode parity"),
         ({"wire": "bf16", "resident": 5}, "resident is 5, but wire bf16 sends new images"),
         ({"wire": "bf16", "master": "bf16"}, "wire is bf16, but a bf16 master crosses"),
+=======
+        ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for write_back alone"),
+        ({"wire": "fp8", "resident": 5}, "resident is 5 and wire fp8, whose images are new"),
+        ({"wire": "fp8", "master": "bf16"}, "wire is fp8 and master bf16, which crosses whole"),
+        ({"wire": "fp8", "noise": "lowrank"}, "lowrank is not in this version for mode write_back"),
+        ({"wire": "bf16", "resident": 5}, "resident is 5 and wire bf16, whose images are new"),
+        ({"wire": "bf16", "master": "bf16"}, "wire is bf16 and master bf16, which crosses whole"),
+>>>>>>> zop:tests/python/optim/zo/test_zo_write_back.py
     ):
         with pytest.raises((sluiceway.InvalidArgument, sluiceway.Unavailable), match=text):
-            sluiceway.ZoSgd(decoder(), **{"mode": "parity", "tier": "host", **given})
+            sluiceway.ZoSgd(decoder(), **{"mode": "write_back", "tier": "host", **given})
     with pytest.raises(
-        sluiceway.InvalidArgument, match="master is bf16, which is for parity alone"
+        sluiceway.InvalidArgument, match="master is bf16, which is for write_back alone"
     ):
         sluiceway.ZoSgd(decoder(), tier="host", master="bf16")
     half = of_dtype(decoder(), torch.float16)
     with pytest.raises(sluiceway.InvalidArgument, match="is float16, expected bfloat16 or float32"):
-        parity(half, master="bf16")
-    opt = parity(decoder())
+        writing_back(half, master="bf16")
+    opt = writing_back(decoder())
     for call in (lambda: opt.rollback(0), lambda: opt.branch(0, tmp_path)):
-        with pytest.raises(sluiceway.InvalidArgument, match="in mode 'parity' has no log"):
+        with pytest.raises(sluiceway.InvalidArgument, match="in mode 'write_back' has no log"):
             call()
 
 
 def test_states_of_other_modes_and_weights_changed_by_others_are_refused() -> None:
     model = decoder()
-    opt = parity(model, **OPTIONS)
+    opt = writing_back(model, **OPTIONS)
     logged = sluiceway.ZoSgd(decoder(), tier="host", **OPTIONS)
     with pytest.raises(sluiceway.InvalidArgument, match="mode was 'log'"):
         opt.load_state_dict(logged.state_dict())
-    with pytest.raises(sluiceway.InvalidArgument, match="mode was 'parity'"):
+    with pytest.raises(sluiceway.InvalidArgument, match="mode was 'write_back'"):
         logged.load_state_dict(opt.state_dict())
     zo_train(opt, model, range(2))
     model.load_state_dict(decoder(seed=3).state_dict())
     with pytest.raises(sluiceway.InvalidArgument, match="was changed by other code"):
         zo_train(opt, model, range(1))
     half = of_dtype(decoder(), torch.bfloat16)
-    opt = parity(half, **OPTIONS)
+    opt = writing_back(half, **OPTIONS)
     state = opt.state_dict() | {"state": {}}
     with pytest.raises(sluiceway.InvalidArgument, match=r"has no master of embed"):
         opt.load_state_dict(state)
@@ -263,3 +275,18 @@ def test_states_of_other_modes_and_weights_changed_by_others_are_refused() -> No
     opt.close()
     with pytest.raises(sluiceway.InvalidArgument, match="optimizer is closed"):
         opt.step(lambda: zo_loss(half, zo_ids(0)))
+
+
+def test_the_older_name_of_the_mode_is_accepted_with_a_warning() -> None:
+    model, again = decoder(), decoder()
+    with pytest.warns(DeprecationWarning, match="write mode='write_back'"):
+        opt = sluiceway.ZoSgd(model, mode="parity", tier="host", **OPTIONS)
+    assert opt.options.mode == "write_back"
+    zo_train(opt, model, range(3))
+    saved = copy.deepcopy(opt.state_dict())
+    assert saved[STATE_KEY]["mode"] == "write_back"
+    saved[STATE_KEY]["mode"] = "parity"  # As in states of the older version.
+    again.load_state_dict(model.state_dict())
+    other = writing_back(again, **OPTIONS)
+    other.load_state_dict(saved)
+    assert zo_train(other, again, range(3, 5)) == zo_train(opt, model, range(3, 5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -15,28 +14,24 @@ from sluiceway.optim.common import torch_private
 
 
 class PerturbedCopies:
-    """Hooks that allocate the extra memory of a measurement in a plain forward of one half.
+    """Hooks that allocate the extra memory of a measurement in one plain forward pass.
 
     This memory is: two copies per direction of the weights outside of the blocks, throughout; two
-    copies of a block's weights inside of the block; and the inputs of the halves that wait before
-    the block, both for it and for the first block, which a decoder's forward keeps to its end.
+    copies of a block's weights inside of the block; and the inputs of the forward passes that wait
+    before the block, both for it and for the first block, which a decoder keeps to the end.
 
     Parameters
     ----------
     model : torch.nn.Module
     directions, batches : int
-    uncopied : set of int
-        Ids of weights that are not copied.
     """
 
-    def __init__(
-        self, model: nn.Module, directions: int, batches: int, uncopied: Collection[int] = ()
-    ) -> None:
+    def __init__(self, model: nn.Module, directions: int, batches: int) -> None:
         blocks = find_blocks("zo", model)
         self._directions, self._others = directions, 2 * directions * batches - 1
         self._of: dict[int | None, list[nn.Parameter]] = {}
         for _, parameter, block in weights_by_block(model, blocks):
-            if parameter.requires_grad and id(parameter) not in uncopied:
+            if parameter.requires_grad:
                 self._of.setdefault(block, []).append(parameter)
         self._held: dict[int | None, list[torch.Tensor]] = {}
         self._waiting: dict[bool, list[torch.Tensor]] = {}  # Key True: inputs of the first block.
@@ -76,8 +71,9 @@ class PerturbedCopies:
 class StreamedUses:
     """Hooks that record the order in which modules with trained weights of their own run.
 
-    Halves meet at these modules. While one half runs from such a module to the next one, each of
-    the others waits before the first or the second of them, and holds all that it needs later.
+    Forward passes meet at these modules. While one of them runs from such a module to the next one,
+    each of the others waits before the first or the second module, and holds all that it needs
+    later.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -85,9 +81,10 @@ class StreamedUses:
         self._calls = 0
         self._sizes: dict[int, tuple[int, bool]] = {}  # Bytes of a weight; True if it is streamed.
         self._at_rest = self._held = 0
-        self._meetings: set[tuple[int, int]] = set()  # Bytes of a running and of a waiting half.
+        # Bytes of a running and of a waiting forward pass.
+        self._meetings: set[tuple[int, int]] = set()
         model.register_forward_pre_hook(lambda *_: self._begin(), prepend=True)
-        model.register_forward_hook(lambda *_: self._meet(0))  # A half that is done holds a loss.
+        model.register_forward_hook(lambda *_: self._meet(0))  # At the end, only a loss is held.
         for module in model.modules():
             trained = [
                 p
@@ -114,12 +111,12 @@ class StreamedUses:
         self._meetings.add((most, max(held, self._held)))
         self._held = held
 
-    def peak_bytes(self, halves: int) -> int:
-        """Peak bytes of the model's weights and the forwards of all halves together.
+    def peak_bytes(self, forwards: int) -> int:
+        """Peak bytes of the model's weights and of all forward passes together.
 
-        `halves` counts all halves of a step or of an evaluation.
+        `forwards` counts all forward passes of a step or of an evaluation.
         """
-        return max(running + (halves - 1) * waiting for running, waiting in self._meetings)
+        return max(running + (forwards - 1) * waiting for running, waiting in self._meetings)
 
     def slots(self) -> list[tuple[int, int, bool]]:
         """List bytes and number of the module for each use; True if the weight is streamed."""

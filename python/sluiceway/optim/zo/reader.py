@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.halves.substitution import is_no_read
-from sluiceway.optim.zo.host.elsewhere import Keeper, WeightsElsewhere
+from sluiceway.optim.zo.elsewhere import WeightsElsewhere, is_no_read
 from sluiceway.optim.zo.inference import outside_inference
+from sluiceway.optim.zo.streamed_weights import StreamedWeights
 
 
 @dataclass
@@ -52,18 +52,15 @@ class Reader(TorchFunctionMode):
     model : torch.nn.Module
     parameters : list of torch.nn.Parameter
         Parameters whose data is replaced.
-    keeper : Keeper
+    weights : StreamedWeights
         Its `theta(p)` returns the data to put into a parameter.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        parameters: list[nn.Parameter],
-        keeper: Keeper,
+        self, model: nn.Module, parameters: list[nn.Parameter], weights: StreamedWeights
     ) -> None:
         super().__init__()
-        self._theta, self._root = keeper.theta, model
+        self._theta, self._root = weights.theta, model
         self._own = {id(p): p.data for p in parameters}
         self._calls: list[Call] = []
         self._present: set[int] = set()
@@ -76,7 +73,7 @@ class Reader(TorchFunctionMode):
                 self._undo.callback(_before(module, _Hook(self, module, Reader._enter)).remove)
                 after = _Hook(self, module, Reader._leave)
                 self._undo.callback(module.register_forward_hook(after, always_call=True).remove)
-        self._elsewhere = WeightsElsewhere(keeper, parameters)
+        self._elsewhere = WeightsElsewhere(weights, parameters)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -87,11 +84,6 @@ class Reader(TorchFunctionMode):
     def rest(self) -> None:
         """Restore the data that was left replaced when an interrupt ended a forward."""
         self._unwind()
-
-    @property
-    def is_off(self) -> bool:
-        """Tell whether other code replaces the data of parameters at present."""
-        return not self._enabled
 
     @contextmanager
     def off(self) -> Iterator[None]:

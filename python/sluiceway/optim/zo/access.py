@@ -1,25 +1,31 @@
-"""Methods of ZoSgd for tiers whose steps are records of a log."""
+"""Methods of ZoSgd for weights that are streamed: older steps, new bases, snapshots, theta."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.zo.arguments import ZoArguments
-from sluiceway.optim.zo.disk.disk_tier import DiskTier
-from sluiceway.optim.zo.host.host_tier import HostTier
+from sluiceway.optim.zo.base_on_disk import BaseOnDisk
+from sluiceway.optim.zo.log_and_base import LogAndBase
+from sluiceway.optim.zo.masters import Masters
+from sluiceway.optim.zo.streamed_tier import StreamedTier
 from sluiceway.optim.zo.tier import Tier
+from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
 
 
-class LoggedSteps:
-    """Gives access to older steps, new bases, and single weights."""
+class WeightAccess:
+    """Gives access to older steps, new bases, snapshots, and single weights."""
 
     options: ZoArguments
     _owner: str
     _tier: Tier
+    _saved: Callable[[], dict[str, Any]]
 
     def rollback(self, step: int) -> None:
         """Continue from the weights of an older step; the log keeps the steps after it.
@@ -39,7 +45,7 @@ class LoggedSteps:
         InvalidArgument
             There is no such step, or no log.
         """
-        self._logged("branch").log.branch(step, path)
+        self._logged("branch").branch(step, path)
 
     def consolidate(self, step: int | None = None) -> int:
         """Write a new base of tier disk, from which later steps continue.
@@ -87,7 +93,7 @@ class LoggedSteps:
         InvalidArgument
             There is no base on disk.
         """
-        return self._on_disk("run_state").store.run_state
+        return self._on_disk("run_state").run_state
 
     @property
     def base_step(self) -> int:
@@ -98,29 +104,59 @@ class LoggedSteps:
         InvalidArgument
             There is no log.
         """
-        tier = self._logged("base_step")
-        return tier.store.step if isinstance(tier, DiskTier) else 0
+        return self._logged("base_step").base_step
 
     @property
     def has_new_store(self) -> bool:
         """Tell whether the store of tier disk was made from the model's weights, not opened."""
-        return self._on_disk("has_new_store").store.is_new
+        return self._on_disk("has_new_store").is_new
 
     def theta(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return the weights of one parameter in host memory, without a whole `state_dict()`."""
         return self._tier.theta(parameter)
 
-    def _logged(self, function: str) -> HostTier:
-        if isinstance(self._tier, HostTier):
-            return self._tier
+    def snapshot(self) -> WeightSnapshot:
+        """Return weights and state of this step, to be read by another thread during later steps.
+
+        Only one snapshot may be open, and it must be closed even if nothing was read. Until it is
+        read or closed, other readers and loads of weights wait, and so does the step after the
+        next one: the thread that makes steps cannot be the one that reads.
+
+        Raises
+        ------
+        InvalidArgument
+            The mode is not write_back, a step is under way, or another snapshot is open.
+        """
+        weights = self._streamed()
+        if not isinstance(weights, Masters):
+            raise InvalidArgument(
+                f"{self._owner}.snapshot: mode is {self.options.mode!r} and tier "
+                f"{self.options.tier!r}, expected mode 'write_back'; call state_dict()"
+            )
+        return weights.snapshot(self._saved())
+
+    def drop_snapshot(self) -> None:
+        """Close the last snapshot, for instance if an interrupt has lost it."""
+        weights = self._streamed()
+        if isinstance(weights, Masters):
+            weights.drop_snapshot()
+
+    def _streamed(self) -> LogAndBase | Masters | None:
+        return self._tier.weights if isinstance(self._tier, StreamedTier) else None
+
+    def _logged(self, function: str) -> LogAndBase:
+        weights = self._streamed()
+        if isinstance(weights, LogAndBase):
+            return weights
         raise InvalidArgument(
             f"{self._owner}.{function}: tier {self.options.tier!r} in mode {self.options.mode!r} "
             "has no log; use tier='host' or 'disk' with mode='log'"
         )
 
-    def _on_disk(self, function: str) -> DiskTier:
-        if isinstance(self._tier, DiskTier):
-            return self._tier
+    def _on_disk(self, function: str) -> BaseOnDisk:
+        weights = self._streamed()
+        if isinstance(weights, BaseOnDisk):
+            return weights
         raise InvalidArgument(
             f"{self._owner}.{function}: tier is {self.options.tier!r}, which has no store; use "
             "tier='disk'"

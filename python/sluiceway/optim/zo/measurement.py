@@ -1,9 +1,8 @@
 """Measures all losses of a step: closures on W + eps z and W - eps z for each direction z.
 
-During a half's turn the `data` of parameters is replaced by that half's copies: for the weights of
-a unit inside of its forward, for other weights throughout. The weights themselves are only read.
-If a perturbed weight is not a tensor, its parameter is not replaced; torch's functions find the
-perturbed weight instead (substitution.py).
+During the turn of a forward pass, the `data` of parameters is replaced by its copies: for the
+weights of a unit while the unit runs, for other weights throughout. The weights themselves are only
+read.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,27 +20,71 @@ from torch.utils._pytree import tree_map_only
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-from sluiceway.optim.zo.halves.lockstep import LockStep
-from sluiceway.optim.zo.halves.random_state import RandomState
-from sluiceway.optim.zo.halves.same_inputs import SameInputs
-from sluiceway.optim.zo.halves.substitution import ImplicitMatrix, Substitution
-from sluiceway.optim.zo.halves.units import Copies, Half, Unit, WeightSource
+from sluiceway.optim.zo.lockstep import LockStep
+from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
+
+if TYPE_CHECKING:
+    from sluiceway.optim.zo.tier import Tier
 
 _EVERYWHERE = -1
+_SIGNS = ("+", "-")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module that is perturbed while its forward runs."""
+
+    label: str  # For errors: "block layers.1".
+    module: nn.Module
+
+
+class Copies(NamedTuple):
+    """Perturbed weights of a parameter, one for each side."""
+
+    parameter: nn.Parameter
+    sides: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """One run of one closure, on one side of a direction."""
+
+    name: str
+    direction: int
+    side: int
+    closure: int
+
+
+def perturbed_forwards(directions: int, closures: int) -> list[ForwardPass]:
+    """List the forward passes of a step: for each direction both sides, each with all closures."""
+    return [
+        ForwardPass(f"{_SIGNS[side]} of direction {d}{_of_closure(k, closures)}", d, side, k)
+        for d in range(directions)
+        for side in range(2)
+        for k in range(closures)
+    ]
+
+
+def plain_forwards(closures: int) -> list[ForwardPass]:
+    """List one forward pass per closure, on the weights themselves."""
+    return [ForwardPass(f"closure {k}", 0, 0, k) for k in range(closures)]
+
+
+def _of_closure(number: int, of: int) -> str:
+    return f", closure {number}" if of > 1 else ""
 
 
 @dataclass
 class _Frame:
-    """Copies that a half puts into parameters during the forward of one unit."""
+    """Copies that a forward pass puts into parameters while one unit runs."""
 
     unit: int
     held: list[tuple[nn.Parameter, torch.Tensor]]
-    implicit: dict[int, ImplicitMatrix]  # Keyed by id of the parameter.
 
 
 @dataclass
 class _Shared:
-    """Copies of a unit's weights, shared by all halves of a direction."""
+    """Copies of a unit's weights, shared by all forward passes of a direction."""
 
     copies: list[Copies]
     entered: int = 0
@@ -62,9 +104,7 @@ class Measured:
     parameters : list of torch.nn.Parameter
         All trained parameters.
     resting : dict
-        Maps the id of a parameter to its data while no half reads it; its own data by default.
-    has_implicit : bool
-        True if some perturbed weight is not a tensor.
+        Maps the id of a parameter to its data while nothing reads it; its own data by default.
     """
 
     owner: str
@@ -72,41 +112,47 @@ class Measured:
     units: list[Unit]
     parameters: list[nn.Parameter]
     resting: dict[int, torch.Tensor] = field(default_factory=dict)
-    has_implicit: bool = False
 
 
 class Measurement:
-    """One run of all halves.
+    """One run of all forward passes.
 
     Parameters
     ----------
     measured : Measured
-    source : WeightSource
-    halves : list of Half
+    source : Tier
+    forwards : list of ForwardPass
     inputs : SameInputs, optional
-        Compares the inputs of halves; None compares nothing.
+        Compares the inputs of forward passes; None compares nothing.
     """
 
     def __init__(
         self,
         measured: Measured,
-        source: WeightSource,
-        halves: list[Half],
+        source: Tier,
+        forwards: list[ForwardPass],
         inputs: SameInputs | None = None,
     ) -> None:
-        self._of, self._source, self._halves, self._inputs = measured, source, halves, inputs
-        self._lockstep = LockStep(measured.owner, [half.name for half in halves], self)
+        self._measured, self._source, self._forwards, self._inputs = (
+            measured,
+            source,
+            forwards,
+            inputs,
+        )
+        self._lockstep = LockStep(
+            measured.owner, [forward.name for forward in forwards], self._resume, self._pause
+        )
         with torch_private.asking_no_class():  # Of weights that lie elsewhere, too.
             self._own = {id(p): p.data for p in measured.parameters}
         self._resting = self._own | measured.resting
-        self._frames: list[list[_Frame]] = [[] for _ in halves]
+        self._frames: list[list[_Frame]] = [[] for _ in forwards]
         self._shared: dict[tuple[int, int], _Shared] = {}
-        self._sharing = len([half for half in halves if half.direction == 0])
+        self._sharing = len([forward for forward in forwards if forward.direction == 0])
         self._ran: set[int] = set()
-        self._random = [RandomState.now()] * len(halves)
+        self._random = [RandomState.now()] * len(forwards)
 
     def run(self, closures: Sequence[Callable[[], Any]], quiet: Undisturbed) -> list[Any]:
-        """Return each half's result; weights and hooks are restored, also after an error.
+        """Return each forward pass's result; weights and hooks are restored, also after an error.
 
         Parameters
         ----------
@@ -117,115 +163,98 @@ class Measurement:
         Raises
         ------
         InvalidArgument
-            The halves ran different units, or left a unit out.
+            The forward passes ran different units, or left a unit out.
         BaseException
             Raised by a closure.
         """
         if self._inputs is not None:
-            for half in self._halves:
-                self._inputs.begin(half.name, half.closure)
+            for forward in self._forwards:
+                self._inputs.begin(forward.name, forward.closure)
         with ExitStack() as undo:
             undo.callback(self._put_back)
             undo.callback(self._release_all)
-            for p in self._of.parameters:
-                # autocast caches casts of parameters that need gradients, across halves.
+            for p in self._measured.parameters:
+                # autocast caches casts of parameters that need gradients, across forward passes.
                 undo.callback(p.requires_grad_, p.requires_grad)
                 p.requires_grad_(False)
                 p.data = self._resting[id(p)]
             self._hold_throughout()
             self._hook(undo)
-            of_halves = [closures[half.closure] for half in self._halves]
-            functions = list(map(self._substituting, count(), of_halves))
-            results = self._lockstep.run(functions, quiet)
+            results = self._lockstep.run(
+                [closures[forward.closure] for forward in self._forwards], quiet
+            )
             self._check_all_ran()
         return results
 
     def _hold_throughout(self) -> None:
-        for direction in sorted({half.direction for half in self._halves}):
+        for direction in sorted({forward.direction for forward in self._forwards}):
             copies = self._source.throughout(direction)
-            for half, frames in zip(self._halves, self._frames, strict=True):
-                if half.direction == direction:
-                    frames.append(_frame_of(_EVERYWHERE, copies, half.side))
+            for forward, frames in zip(self._forwards, self._frames, strict=True):
+                if forward.direction == direction:
+                    frames.append(_Frame(_EVERYWHERE, _held(copies, forward.side)))
 
-    def _substituting(self, half: int, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap a half's closure so that torch's functions find its perturbed weights."""
-        if not self._of.has_implicit:
-            return closure
+    # ---- Turns of the forward passes ----
 
-        def find(parameter: int) -> ImplicitMatrix | None:
-            for frame in self._frames[half]:
-                if parameter in frame.implicit:
-                    return frame.implicit[parameter]
-            return None
-
-        def run() -> Any:
-            with Substitution(find):
-                return closure()
-
-        return run
-
-    # ---- Turns of the halves ----
-
-    def resume(self, half: int) -> None:
-        """Restore the random state and the weights of a half."""
-        self._random[half].restore()
-        for frame in self._frames[half]:
+    def _resume(self, forward: int) -> None:
+        """Restore the random state and the weights of a forward pass."""
+        self._random[forward].restore()
+        for frame in self._frames[forward]:
             for p, copy in frame.held:
                 p.data = copy
 
-    def pause(self, half: int) -> None:
-        """Save the random state of a half, and put the resting data into parameters."""
-        self._random[half] = RandomState.now()
-        for frame in self._frames[half]:
+    def _pause(self, forward: int) -> None:
+        """Save the random state of a forward pass, and put the resting data into parameters."""
+        self._random[forward] = RandomState.now()
+        for frame in self._frames[forward]:
             for p, _ in frame.held:
                 p.data = self._resting[id(p)]
 
     def _put_back(self) -> None:
         # LockStep and this object refer to each other, so copies would wait for the collector.
-        self._frames, self._shared = [[] for _ in self._halves], {}
-        for p in self._of.parameters:
+        self._frames, self._shared = [[] for _ in self._forwards], {}
+        for p in self._measured.parameters:
             p.data = self._own[id(p)]
 
     def _release_all(self) -> None:
-        """Release units for halves that were ended inside of them."""
+        """Release units for forward passes that were ended inside of them."""
         for unit, direction in self._shared:
             self._source.release(unit, direction)
 
-    # ---- Hooks, called in the thread of a half ----
+    # ---- Hooks, called in the thread of a forward pass ----
 
     def _hook(self, undo: ExitStack) -> None:
-        inside = {id(m) for unit in self._of.units for m in unit.module.modules()}
-        trained = {id(p) for p in self._of.parameters}
-        for name, module in self._of.model.named_modules():
+        inside = {id(m) for unit in self._measured.units for m in unit.module.modules()}
+        trained = {id(p) for p in self._measured.parameters}
+        for name, module in self._measured.model.named_modules():
             reads = any(id(p) in trained for p in torch_private.held_parameters(module).values())
-            whole = module is self._of.model
+            whole = module is self._measured.model
             if whole or (reads and id(module) not in inside):
                 first = partial(self._called, name or type(module).__name__, whole)
                 undo.callback(_before(module, first).remove)
-        for number, unit in enumerate(self._of.units):
+        for number, unit in enumerate(self._measured.units):
             undo.callback(_before(unit.module, partial(self._enter, number)).remove)
             after = partial(self._leave, number)
             undo.callback(unit.module.register_forward_hook(after, always_call=True).remove)
 
     def _called(self, name: str, always: bool, _: nn.Module, args: tuple, kwargs: dict) -> None:
-        half = self._halves[self._lockstep.running].name
-        if self._inputs is not None and (always or self._inputs.is_fresh(half)):
-            self._inputs.check(half, name, (args, kwargs))
+        forward = self._forwards[self._lockstep.running].name
+        if self._inputs is not None and (always or self._inputs.is_fresh(forward)):
+            self._inputs.check(forward, name, (args, kwargs))
 
     def _enter(self, unit: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        label = self._of.units[unit].label
-        if module is not self._of.model:
+        label = self._measured.units[unit].label
+        if module is not self._measured.model:
             self._called(label, False, module, args, kwargs)
         self._lockstep.meet(label)
         number = self._lockstep.running
-        half = self._halves[number]
+        forward = self._forwards[number]
         self._ran.add(unit)
-        key = (unit, half.direction)
+        key = (unit, forward.direction)
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = _Shared(self._source.acquire(*key))
         shared.entered += 1
-        frame = _frame_of(unit, shared.copies, half.side)
+        frame = _Frame(unit, _held(shared.copies, forward.side))
         self._frames[number].append(frame)
         for p, copy in frame.held:
             p.data = copy
@@ -238,7 +267,7 @@ class Measurement:
         frame = frames.pop()
         for p, _copy in frame.held:
             p.data = self._present(frames, p)
-        key = (unit, self._halves[number].direction)
+        key = (unit, self._forwards[number].direction)
         shared = self._shared[key]
         shared.left += 1
         output = _without_weights(output, frame)
@@ -256,23 +285,16 @@ class Measurement:
         return self._resting[id(p)]
 
     def _check_all_ran(self) -> None:
-        for number, unit in enumerate(self._of.units):
+        for number, unit in enumerate(self._measured.units):
             if number not in self._ran:
                 raise InvalidArgument(
-                    f"{self._of.owner}.step: {unit.label} is trained but did not run in the "
+                    f"{self._measured.owner}.step: {unit.label} is trained but did not run in the "
                     "closure; call modules and not their forward(), or freeze it"
                 )
 
 
-def _frame_of(unit: int, copies: list[Copies], side: int) -> _Frame:
-    frame = _Frame(unit, [], {})
-    for one in copies:
-        stands = one.sides[side]
-        if isinstance(stands, torch.Tensor):
-            frame.held.append((one.parameter, stands))
-        else:
-            frame.implicit[id(one.parameter)] = stands
-    return frame
+def _held(copies: list[Copies], side: int) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    return [(one.parameter, one.sides[side]) for one in copies]
 
 
 def _without_weights(output: Any, frame: _Frame) -> Any:

@@ -1,4 +1,6 @@
-"""Chooses the number of directions for a step with streamed weights.
+"""Chooses the numbers that are `auto` for streamed weights: directions, and steps of a base.
+
+Directions per step:
 
     T* = b F / (4 B)        tokens per step from which on one direction takes as long as the bus
     q  = ceil(T* / T)       directions with which T tokens per step take as long as the bus
@@ -9,6 +11,9 @@ parameter and token. With fewer than q directions the device waits, so one more 
 nothing, unless earlier steps are replayed: with k pending steps, each direction draws the noise of
 all directions of those steps again, q^2 k. The progress of a step is about proportional to its
 directions, so the number stays small enough that the directions per second are near their maximum.
+
+Steps of a base: every later step draws the noise of all pending steps again. A new base ends that,
+but must be written.
 """
 
 from __future__ import annotations
@@ -17,10 +22,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 TOKEN_FLOP = 4  # Operations of one direction per parameter and token.
 _AS_MANY = 0.99  # Share of the largest number of directions per second that must be reached.
+_HARDLY_MORE = 1.01  # Factor over the cheapest step that is accepted.
 
 
 @dataclass(frozen=True)
@@ -82,3 +89,72 @@ def choose_directions(
         f"and a step has {tokens:,}{because[bound]}"
     )
     return PlannedDirections(chosen, hiding, tokens, bound, why)
+
+
+@dataclass(frozen=True)
+class PlannedBases:
+    """Steps between new bases that the planner chose, with the reason."""
+
+    chosen: int
+    why: str
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ConsolidationCosts:
+    """Seconds of the parts of a step and of a new base, on one machine."""
+
+    bringing: float  # Streams all weights for one step.
+    working: float  # Computes losses and perturbed copies, without pending steps.
+    replaying: float  # Replays one pending step, in addition to `working`.
+    rewriting: float = 0.0  # New base: reads the old one and writes the new one.
+    replaying_base: float = 0.0  # New base: replays one pending step, while it is rewritten.
+
+    def of_base(self, every: int) -> float:
+        """Seconds for a new base that takes up `every` steps."""
+        return max(self.rewriting, every * self.replaying_base)
+
+    def without_base(self, steps: int) -> float:
+        """Mean seconds of the first `steps` steps, if no new base is made."""
+        if not self.replaying:
+            return self._step(0)
+        return sum(self._step(pending) for pending in range(steps)) / steps
+
+    def _step(self, pending: int) -> float:
+        return max(self.bringing, self.working + pending * self.replaying)
+
+    def means(self, most: int) -> list[float]:
+        """Mean seconds of a step with its share of the new base, for one every 1, 2 .. `most`."""
+        steps = map(self._step, range(most))
+        return [
+            (all_steps + self.of_base(every)) / every
+            for every, all_steps in enumerate(accumulate(steps), start=1)
+        ]
+
+    def cheapest(self, most: int) -> int:
+        """Steps between new bases for which a step takes the least time."""
+        means = self.means(most)
+        return 1 + means.index(min(means))
+
+    def choose(self, most: int, steps: int) -> PlannedBases:
+        """Choose the steps between new bases for a run of `steps` steps.
+
+        The result is the largest number for which a step takes hardly longer than the cheapest
+        one. With fewer bases less is written and, if a base has 16 bits, weights are rounded less
+        often. A run of at most `most` steps may need no new base; then `steps` is returned.
+        """
+        means = self.means(min(most, steps))
+        if steps <= most:
+            means[-1] = self.without_base(steps)
+        least = min(means)
+        chosen = max(n for n, mean in enumerate(means, start=1) if mean <= _HARDLY_MORE * least)
+        if chosen == steps:
+            return PlannedBases(chosen, f"none in {steps:,} steps, since none would save time")
+        return PlannedBases(
+            chosen,
+            f"one every {chosen:,} steps, the largest number with which a step takes at most 1 % "
+            f"longer than with one every {1 + means.index(least):,}",
+        )

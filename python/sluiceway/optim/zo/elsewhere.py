@@ -14,7 +14,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,8 +22,16 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-from sluiceway.optim.zo.halves.substitution import is_no_read
 
+if TYPE_CHECKING:
+    from sluiceway.optim.zo.streamed_weights import StreamedWeights
+
+_TENSORS = ("data", "T", "mT", "H", "mH", "real", "imag")
+_NO_READS = {
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "element_size", "data_ptr",
+    "is_contiguous", "is_floating_point", "is_complex", "is_pinned", "get_device", "requires_grad_",
+    "storage_offset", "type", "__hash__", "__len__", "__repr__", "__format__", "__set__",
+}  # fmt: skip
 # These return the tensor itself if it already has the type and the device.
 _CONVERSIONS = {
     *("to", "type", "type_as", "cpu", "cuda", "float", "double", "half", "bfloat16", "contiguous"),
@@ -33,22 +41,12 @@ _KEEPER = "_sluiceway_keeper"  # Attribute of such a parameter that leads to its
 _SAVES = nn.Module._save_to_state_dict.__code__  # A hook of the module inserts theta afterwards.
 
 
-class Keeper(Protocol):
-    """Keeps the trained weights of parameters."""
-
-    owner: str  # The optimizer's name, for errors.
-
-    def name_of(self, p: nn.Parameter) -> str:
-        """Return the parameter's name in the model."""
-
-    def theta(self, p: nn.Parameter) -> torch.Tensor:
-        """Return a copy of the trained weights on the device."""
-
-    def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
-        """Return a copy of the trained weights in host memory."""
-
-    def settle(self, p: nn.Parameter) -> bool:
-        """Update the parameter's own memory if possible; returns whether that has worked."""
+def is_no_read(func: Any) -> bool:
+    """Tell whether a function of torch reads no elements of its arguments."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(func.__self__, "__name__", "") not in _TENSORS
+    return name in _NO_READS
 
 
 def _check(value: Any) -> None:
@@ -81,7 +79,7 @@ class _Elsewhere:
         keeper = getattr(self, _KEEPER)()
         if keeper is None or not torch_private.classes_are_asked():
             return  # The optimizer was dropped without close(), or its own code reads.
-        if keeper.settle(self):
+        if keeper.refresh(self):
             return
         raise InvalidArgument(
             f"{keeper.owner}: {keeper.name_of(self)} is read or written outside of a forward, "
@@ -126,11 +124,11 @@ class WeightsElsewhere:
 
     Parameters
     ----------
-    keeper : Keeper
+    keeper : StreamedWeights
     parameters : list of torch.nn.Parameter
     """
 
-    def __init__(self, keeper: Keeper, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, keeper: StreamedWeights, parameters: list[nn.Parameter]) -> None:
         self._keeper, self._parameters = weakref.ref(keeper), parameters
         torch_private.tell_before_wrapping(_check)
         self.take_out(parameters)

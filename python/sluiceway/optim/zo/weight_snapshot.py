@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
-from sluiceway.optim.zo.parity.master_base import MasterBase
+
+if TYPE_CHECKING:
+    from sluiceway.optim.zo.masters import Masters
 
 
 class WeightSnapshot:
@@ -26,26 +28,16 @@ class WeightSnapshot:
     taken : sluiceway._core.ZoSnapshot
     state : dict
         The optimizer's state. Its masters have the snapshot's step only inside of `reading`.
-    base : MasterBase
+    masters : Masters
     numbers : dict
         Number of each weight by the parameter's id.
-    made : callable
-        Computes theta from a parameter and its master.
-    finish : callable
-        Waits in the engine for a number of seconds, and tells whether all was read.
     """
 
     def __init__(
-        self,
-        taken: _core.ZoSnapshot,
-        state: dict[str, Any],
-        base: MasterBase,
+        self, taken: _core.ZoSnapshot, state: dict[str, Any], masters: Masters,
         numbers: dict[int, int],
-        made: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        finish: Callable[[float | None], bool],
-    ) -> None:
-        self._taken, self.state, self._base = taken, state, base
-        self._numbers, self._made, self._finish = numbers, made, finish
+    ) -> None:  # fmt: skip
+        self._taken, self.state, self._masters, self._numbers = taken, state, masters, numbers
         weakref.finalize(self, taken.close)  # A lost snapshot must not delay steps.
 
     @property
@@ -59,11 +51,11 @@ class WeightSnapshot:
 
     def has_image(self, p: torch.Tensor) -> bool:
         """Tell whether a parameter is only the image of its master, which is in `state`."""
-        return self.has(p) and self._base.has_image(p)
+        return self.has(p) and self._masters.has_image(p)
 
     def master(self, p: torch.Tensor) -> torch.Tensor:
         """Return the master, which may have any step outside of `reading`."""
-        return self._base.of(p)
+        return self._masters.kept(p)
 
     @contextlib.contextmanager
     def reading(self, p: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -79,8 +71,8 @@ class WeightSnapshot:
         """
         number = self._numbers[id(p)]
         self._taken.wait(number)
-        master = self._base.of(p)
-        yield self._made(p, master) if self._base.has_image(p) else master.detach()
+        master = self.master(p)
+        yield self._masters.made(p, master) if self.has_image(p) else master.detach()
         self._taken.let_go(number)
 
     def finish(self, seconds: float | None = None) -> bool:
@@ -90,7 +82,7 @@ class WeightSnapshot:
         brought up to date first, so that the reader can continue.
         """
         try:
-            return self._finish(seconds)
+            return self._masters.finish_snapshot(seconds)
         except InvalidArgument:  # A pass has failed and cannot be ended.
             self.close()
             raise

@@ -1,1 +1,0 @@
-"""Saves of a run of `kind: zo`, and the weights computed from them."""

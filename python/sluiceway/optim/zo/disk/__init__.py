@@ -1,1 +1,0 @@
-"""Tier disk: weights in a store, streamed through host memory, and new bases."""

@@ -1,1 +1,0 @@
-"""Measures many losses in one run of a model: forwards in threads that share its weights."""

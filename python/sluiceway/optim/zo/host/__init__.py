@@ -1,1 +1,0 @@
-"""Tier host: weights in host memory, streamed to the device, and the log of their updates."""

@@ -1,1 +1,0 @@
-"""Low-rank directions for weights that stay on the device."""

@@ -1,1 +1,0 @@
-"""Mode parity: weights in host memory, into which each step is written."""
