@@ -112,7 +112,7 @@ class WeightWatch:
         self._last_hooks = [_last_hook(weight) for weight in self._compressed]
 
     def check_hooks(self) -> None:
-        """Refuse a hook after our own, which would find `.grad` empty."""
+        """Refuse a hook that was registered after ours, since it would find `.grad` empty."""
         for weight, last in zip(self._compressed, self._last_hooks, strict=True):
             if _last_hook(weight) not in (last, None):
                 raise InvalidArgument(

@@ -1,8 +1,8 @@
 """Notices torch.compile in this process, as compiled graphs read weights without waiting.
 
-A compiled graph reads parameters as they are, and may be older than our hooks, which it then lacks.
-So no update may be in flight while a graph can run: in a process that has compiled anything,
-`step()` returns only when each update is applied.
+A compiled graph reads parameters without waiting, and does not contain hooks that were registered
+after it was compiled. So no update may be in flight while a graph can run: in a process that has
+compiled anything, `step()` returns only when each update is applied.
 """
 
 from __future__ import annotations

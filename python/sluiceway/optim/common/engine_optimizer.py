@@ -136,7 +136,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     @abstractmethod
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        """Sort the parameters that have an id() in `wanted`; the user gave groups if `grouped`."""
+        """Sort the parameters whose id() is in `wanted`; `grouped` is True if the user gave groups."""
 
     @abstractmethod
     def _make_engine(self, model: nn.Module) -> Any:
@@ -164,10 +164,10 @@ class EngineOptimizer(StateHooks, ABC):
         """
 
     def _stepped(self) -> None:
-        """Do what follows a step that was enqueued or skipped; all counts include it."""
+        """Hook that runs after each step, enqueued or skipped, when all counts include the step."""
 
     def _landed(self) -> Callable[[int], None]:
-        """Return a function to call with each weight that was waited for; it holds no optimizer."""
+        """Return a function to call with each weight whose update has been waited for."""
         return lambda _weight: None
 
     def _lent(self) -> Callable[[], list[torch.Tensor]]:
@@ -230,7 +230,8 @@ class EngineOptimizer(StateHooks, ABC):
     def before_forward(self, training: bool) -> None:
         """Drop gathered gradients before a forward of the whole model that trains, if removed.
 
-        Before other forwards the user may have set them aside to put them back.
+        Before a forward that does not train, the user may have set gradients aside to put them
+        back.
         """
         if training and not self._in_flight.forked():
             self._check_surroundings()
@@ -302,7 +303,7 @@ class EngineOptimizer(StateHooks, ABC):
         self._progress.lost = self.weights[weight].name
 
     def _compilation_began(self) -> None:
-        """Apply all updates, as graphs read weights without waiting, perhaps one of them twice."""
+        """Apply all updates when a compilation begins, since graphs read weights without waiting."""
         for index in range(len(self.weights)):
             self.used_again(index)
         self._in_flight.synchronize()
@@ -310,7 +311,7 @@ class EngineOptimizer(StateHooks, ABC):
     # ---- Gradients until the step ----
 
     def _still_spent(self) -> bool:
-        """Return whether gradients that a step has used are still there, not zeroed by the user."""
+        """Return whether `.grad` has gradients that a step used and the user did not zero."""
         self._progress.spent = self._progress.spent and self.carrier.remains()
         return self._progress.spent
 
@@ -354,9 +355,10 @@ class EngineOptimizer(StateHooks, ABC):
 
         Call it between the last backward of a step and `step()`, once for each group to clip; each
         call sees the effect of the earlier ones. With `GradScaler`, call it after `unscale_()`. The
-        norm is free of the scale of `scale_loss()`. The norm of a compressed gradient is the norm
-        of its core, or of the gradient itself with the identity codec. Residuals have a clip of
-        their own. If a gradient is not finite, this scales nothing, and `step()` will skip.
+        norm is that of unscaled gradients, also with `scale_loss()`. The norm of a compressed
+        gradient is the norm of its core, or of the gradient itself with the identity codec.
+        Residuals have a clip of their own. If a gradient is not finite, this scales nothing, and
+        `step()` will skip.
 
         Parameters
         ----------
@@ -404,7 +406,8 @@ class EngineOptimizer(StateHooks, ABC):
         InvalidArgument, Unavailable
             docs/contract.md lists what is refused.
         Error
-            A lane of an earlier step failed. Names lane and weight. No later step is possible.
+            A lane of an earlier step failed; the text names lane and weight. No later step is
+            possible.
         """
         self._check_open()
         self._check_surroundings()
@@ -510,7 +513,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     @property
     def state(self) -> EngineStates:
-        """State by parameter; a compressed weight's is a copy that goes back when changed."""
+        """State by parameter; changes of a compressed weight's entry are loaded back."""
         return self._states
 
     @state.setter

@@ -32,7 +32,7 @@ class EngineWeights:
         return self._numbers[weight]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the matrices for the lanes without waiting, as lanes wait for each other.
+        """Return the matrices for the lanes, without waiting for updates in flight.
 
         Raises InvalidArgument if a weight has a memory layout that lanes cannot use.
         """
@@ -42,7 +42,7 @@ class EngineWeights:
             return [m for w in self.weights for m in w.matrices(w.parameter.detach())]
 
     def increment_versions(self, weights: Iterable[int]) -> None:
-        """Tell autograd which of the compressed weights change."""
+        """Increment the versions of the compressed weights that change, for autograd."""
         with torch_private.asking_no_class():
             for index in weights:
                 torch.autograd.graph.increment_version(self.weights[index].parameter)
@@ -53,7 +53,7 @@ class EngineWeights:
         return [value for value, numbers in pairs for _ in numbers]
 
     def joined(self, sizes: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Return sum of squares and largest element of each weight, from those of its matrices."""
+        """Combine sums of squares and largest elements of matrices into one pair per weight."""
         parts = [sizes[numbers.start : numbers.stop] for numbers in self._numbers]
         return [(math.fsum(s for s, _ in part), _largest(a for _, a in part)) for part in parts]
 

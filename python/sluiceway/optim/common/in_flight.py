@@ -47,7 +47,7 @@ def _after_landing(name: str) -> Callable[..., Any]:
 
 
 class _InFlight:
-    """Base class before a parameter's original class while its update is in flight."""
+    """Base class that a parameter gets before its original one while its update is in flight."""
 
     @classmethod
     def __torch_function__(
@@ -113,7 +113,7 @@ class WeightsInFlight:
         return os.getpid() != self._process
 
     def take_off(self) -> None:
-        """Make every read of a weight wait, since a step is enqueued."""
+        """Make every read of a weight wait for the step that was just enqueued."""
         self._taken_off += 1
         self._landed_on = [None] * len(self._parameters)
         rows = zip(self._parameters, self._classes, strict=True)

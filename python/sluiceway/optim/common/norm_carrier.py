@@ -87,7 +87,7 @@ class NormCarrier:
         self._generation.cells[:, 0] = torch.tensor(known)
 
     def tell_again(self, norms: Callable[[], list[float]]) -> None:
-        """Replace the norms by new ones, times each weight's factor since `place()`."""
+        """Replace the norms by new ones, multiplied by each weight's factor since `place()`."""
         factors = self.factors()
         if self._norms is not None:
             self._norms = norms
@@ -104,7 +104,7 @@ class NormCarrier:
             self._grad(number).mul_(factor)
 
     def settle(self) -> None:
-        """Compute the norms while the engine has them, for code that reads them later."""
+        """Compute the norms now, while the engine still has them, for code that reads them later."""
         if self._norms is not None:
             norms = self._norms()
             self._norms = lambda: norms
@@ -148,7 +148,7 @@ class NormCarrier:
         return [number for number in self.numbers if self._grad(number) is not None]
 
     def remains(self) -> bool:
-        """Return whether a norm is left that was neither removed nor zeroed."""
+        """Return whether `.grad` of some weight has a norm that was neither removed nor zeroed."""
         return any(factor != 0 for factor in self.factors().values())
 
     def was_unscaled(self) -> bool:

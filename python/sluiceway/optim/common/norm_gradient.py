@@ -1,9 +1,9 @@
-"""The tensor in `.grad` of a compressed weight, which has the norm of the gradient that has left.
+"""The tensor in `.grad` of a compressed weight: it has the gradient's norm in place of its values.
 
 A compressed gradient leaves the device during backward. In its place is a tensor of the weight's
-shape without values of its own. It has two numbers: the norm of the gradient, and the factor on it
-since. torch asks its class before any function gets it, so norms and scaling use these two numbers,
-and a function that needs the values raises.
+shape without values of its own. It has two numbers: the norm of the gradient, and the factor by
+which code has scaled it since. torch asks its class before any function gets it, so norms and
+scaling use these two numbers, and a function that needs the values raises.
 
     norm of order 2, isfinite, isnan   answered from the norm
     mul, div, neg, zero_, a scaler     change both numbers
@@ -88,7 +88,7 @@ class NormGradient(torch.Tensor):
         return made
 
     def like(self, values: torch.Tensor, cell: torch.Tensor) -> NormGradient:
-        """Make another one for the same gradient, with the shape, device and dtype of `values`."""
+        """Make another NormGradient for this gradient, with shape and dtype of `values`."""
         zero = values.detach().as_strided((), ()) if values.numel() else values.new_zeros(())
         return self.of(zero, values.shape, **{**self.__dict__, "cell": cell})
 

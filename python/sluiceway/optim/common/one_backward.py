@@ -1,4 +1,4 @@
-"""The backward that gathers now: knows the thread that runs it, and notices its end or failure.
+"""The backward whose gradients are being gathered: its thread, its end and its failure.
 
 Autograd runs a backward on the CPU in the thread that called it. Meanwhile forwards of other
 threads do not disturb it, and backwards of other threads raise InvalidArgument.

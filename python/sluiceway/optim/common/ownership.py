@@ -68,7 +68,7 @@ class ModelOwnership:
         self.in_flight.give_back()
 
     def finish(self) -> None:
-        """Do the work of `end()` if it was never called, while the weights are certainly alive."""
+        """Do the work of `end()` if it was never called, while the weights still exist."""
         if self.ended or self.in_flight.forked():
             return
         self.ended = True

@@ -65,7 +65,7 @@ class EngineStates(MutableMapping):
         return self._handed[number][0]
 
     def take_back(self) -> None:
-        """Give the engine the changed entries; all entries handed out are mere copies from now on.
+        """Load changed entries into the engine; later changes of entries handed out have no effect.
 
         Raises InvalidArgument if gradients are gathered, or a value does not fit its weight.
         """
@@ -195,7 +195,7 @@ def _seen(entry: dict[str, Any]) -> dict[str, Any]:
 def _taken(
     name: str, entry: dict[str, Any], states: list[dict[str, Any]], is_batch: bool
 ) -> list[dict[str, Any]]:
-    """Return the engine's states with the values of an entry; an empty one begins anew."""
+    """Return the engine's states with the values of an entry; an empty entry starts from zero."""
     was = _shown(states, is_batch)
     new = [dict(state) for state in states]
     begins_anew = not entry or entry.get("step") == 0

@@ -12,7 +12,7 @@ from sluiceway.machine.device_ops import DeviceOps
 
 
 class StepClock:
-    """Measures from the end of one step() to the end of the next.
+    """Measures each step from the end of the previous `step()` to the end of its own.
 
     The time of a backward is known at once on the host device, and with a later backward on a GPU,
     since the clock never waits for the GPU.

@@ -22,17 +22,17 @@ from torch.nn.parallel import DistributedDataParallel
 # For:     reading attributes of a parameter or `.grad` whose class answers torch's functions.
 # Without: each of our own reads would wait for an update that is in flight.
 def asking_no_class() -> AbstractContextManager[Any]:
-    """Let torch's functions take tensors as they are, without asking their classes."""
+    """Let torch's functions take tensors inside the block without calling `__torch_function__`."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def asking_nobody() -> AbstractContextManager[Any]:
-    """Let torch's functions ask neither classes of tensors nor modes."""
+    """Let torch's functions call `__torch_function__` of neither tensors nor modes in the block."""
     return torch._C.DisableTorchFunction()
 
 
 def classes_are_asked() -> bool:
-    """Return whether torch's functions ask the classes of tensors at this place."""
+    """Return whether torch's functions call `__torch_function__` of tensors at present."""
     return torch._C._is_torch_function_enabled()
 
 

@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 def saved_frame(optimizer: ZoSgd) -> dict[str, Any]:
-    """Return the step, and everything that the noise of all steps depends on."""
+    """Return the step, and all options on which the noise depends."""
     return {
         STATE_KEY: {
             "format": _FORMAT,

@@ -99,7 +99,7 @@ class Tier:
         return nullcontext()
 
     def abandon(self) -> None:
-        """Give the step up; the next one has the same number and noise."""
+        """Abandon the step; the next step has the same number and noise."""
 
     def measuring(self) -> AbstractContextManager:
         """Return a context for a measurement."""

@@ -223,21 +223,12 @@ def test_what_mode_write_back_does_not_have_is_refused(tmp_path) -> None:
         ({"noise": "lowrank"}, "lowrank is not in this version for mode write_back"),
         ({"path": tmp_path}, "path is .*, which is for log alone; leave it out"),
         ({"consolidate": 3}, "consolidate is 3, which is for disk alone"),
-<<<<<<< HEAD:tests/python/optim/zo/test_zo_parity.py
-        ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for parity alone"),
+        ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for write_back alone"),
         ({"wire": "fp8", "resident": 5}, "resident is 5, but wire fp8 sends new images"),
         ({"wire": "fp8", "master": "bf16"}, "wire is fp8, but a bf16 master crosses"),
-        ({"wire": "fp8", "noise": "lowrank"}, "lowrank is not in this version for mode parity"),
+        ({"wire": "fp8", "noise": "lowrank"}, "lowrank is not in this version for mode write_back"),
         ({"wire": "bf16", "resident": 5}, "resident is 5, but wire bf16 sends new images"),
         ({"wire": "bf16", "master": "bf16"}, "wire is bf16, but a bf16 master crosses"),
-=======
-        ({"wire": "fp8", "mode": "log"}, "wire is fp8, which is for write_back alone"),
-        ({"wire": "fp8", "resident": 5}, "resident is 5 and wire fp8, whose images are new"),
-        ({"wire": "fp8", "master": "bf16"}, "wire is fp8 and master bf16, which crosses whole"),
-        ({"wire": "fp8", "noise": "lowrank"}, "lowrank is not in this version for mode write_back"),
-        ({"wire": "bf16", "resident": 5}, "resident is 5 and wire bf16, whose images are new"),
-        ({"wire": "bf16", "master": "bf16"}, "wire is bf16 and master bf16, which crosses whole"),
->>>>>>> zop:tests/python/optim/zo/test_zo_write_back.py
     ):
         with pytest.raises((sluiceway.InvalidArgument, sluiceway.Unavailable), match=text):
             sluiceway.ZoSgd(decoder(), **{"mode": "write_back", "tier": "host", **given})
