@@ -121,9 +121,11 @@ passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
 build: $(STAMPS)/packages $(STAMPS)/requirements
 	@$(call build_preset,cpu)
 
-# An editable install: Python sources are used in place, _core is built into the environment.
+# An editable install: Python sources are used in place, _core is built into the environment. The
+# install maps every module to its file, so a folder that gains or loses a file makes it again.
 CORE_SOURCES := $(wildcard CMakeLists.txt pyproject.toml) $(shell find kernels runtime compress \
-  python -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt)
+  python -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt) \
+  $(shell find python/sluiceway -type d -not -name __pycache__)
 
 $(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements $(CARD)
 	$(PY) -m pip install --quiet --no-build-isolation --no-deps $(call pip_options,$(CARD)) --editable .
