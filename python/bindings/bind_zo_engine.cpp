@@ -13,8 +13,8 @@
 #include "python/bindings/store_calls.h"
 #include "python/bindings/streamed_passes.h"
 #include "python/bindings/tensor_view.h"
-#include "runtime/engine/zo/log_file.h"
 #include "runtime/engine/zo/log_format.h"
+#include "runtime/engine/zo/scalar_log.h"
 #include "runtime/engine/zo/zo_engine.h"
 #include "runtime/memory/buffer.h"
 

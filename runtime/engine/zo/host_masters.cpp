@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/elements.h"
 #include "kernels/base/error.h"
 #include "kernels/fp8_image.h"
+#include "kernels/perturb.h"
+#include "runtime/engine/zo/log_theta.h"
 
 namespace sluiceway {
 namespace {
@@ -24,6 +27,32 @@ std::shared_ptr<WrittenSteps> none_from(std::uint64_t step, std::uint64_t run_se
 }
 
 }  // namespace
+
+std::vector<PendingUpdate> pending_of(const ZoUpdates& updates, std::uint64_t tensor, int group) {
+  std::vector<PendingUpdate> pending;
+  pending.reserve(updates.records.size());
+  for (const ZoUpdates::Record& record : updates.records) {
+    const StepNoise& noise = record.noise;
+    pending.push_back(
+        {{noise.seed, noise.step, tensor, noise.purpose}, of_group(record.scale, group, 0)});
+  }
+  return pending;
+}
+
+void write_steps(const WrittenSteps& steps, const ZoWeight& weight, std::uint64_t first,
+                 std::span<std::byte> elements, std::uint64_t from, StreamRef stream) {
+  SLUICEWAY_CHECK(from >= steps.first && from <= steps.next(), "written steps: ", weight.name,
+                  " is of step ", from, ", expected ", steps.first, " to ", steps.next());
+  const std::uint64_t tensor = stable_hash(weight.name);
+  for (std::uint64_t step = from; step < steps.next(); ++step) {
+    const ZoUpdates& updates = *steps.steps[step - steps.first];
+    const std::vector<PendingUpdate> pending = pending_of(updates, tensor, weight.group);
+    const BaseRounding of_base(weight.dtype(), steps.run_seed, step + 1, tensor);
+    materialise(elements, weight.dtype(), elements, weight.dtype(),
+                {steps.family, first, of_group(updates.gamma, weight.group, 1), pending},
+                of_base.rounding, of_base.key, stream);
+  }
+}
 
 HostMasters::HostMasters(const Options& options)
     : run_seed_(options.run_seed),
@@ -183,6 +212,48 @@ void HostMasters::check_landed(std::size_t index, std::uint64_t step) const {
   const std::lock_guard lock(mutex_);
   if (landed_[index] == step) return;
   throw not_back(index, step);
+}
+
+MasterImages::MasterImages(HostMasters& masters, WeightForm wire)
+    : masters_(masters), wire_(wire), worker_({"zo images", -1}) {
+  SLUICEWAY_CHECK(wire != WeightForm(DType::kF32), "master images: the link's form is ",
+                  to_string(wire), ", expected a form of 16 bits, or fp8");
+}
+
+void MasterImages::stand_for(ZoWeight& use, std::size_t master) const {
+  if (use.keep || use.dtype() != DType::kF32) return;
+  use.computed = use.copy_dtype();
+  use.form = wire_;
+  use.host = nullptr;
+  use.source = static_cast<int>(master);
+}
+
+std::uint64_t MasterImages::read_bytes(std::size_t weight) const {
+  return wire_.bytes(static_cast<std::uint64_t>(masters_.weight(weight).elements));
+}
+
+void MasterImages::read(std::size_t weight, std::span<std::byte> into, Done done) {
+  worker_.post([this, weight, into, done = std::move(done)] {
+    std::exception_ptr error;
+    try {
+      make(weight, into);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    done(error);
+  });
+}
+
+void MasterImages::make(std::size_t weight, std::span<std::byte> into) {
+  masters_.catch_up(weight, [&](std::uint64_t begin, std::uint64_t end) {
+    const std::span master(masters_.data(weight) + begin * sizeof(float),
+                           (end - begin) * sizeof(float));
+    const std::span image = into.subspan(wire_.bytes(begin), wire_.bytes(end - begin));
+    if (wire_.is_fp8_image()) {
+      return cpu::make_fp8_image(elements<float>(master), image);
+    }
+    cpu::materialise(master, DType::kF32, image, wire_.dtype(), {});
+  });
 }
 
 }  // namespace sluiceway

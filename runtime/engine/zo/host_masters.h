@@ -25,14 +25,49 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/noise.h"
+#include "kernels/perturb.h"
+#include "runtime/device/worker.h"
 #include "runtime/engine/zo/master_snapshot.h"
 #include "runtime/engine/zo/range_team.h"
-#include "runtime/engine/zo/written_steps.h"
+#include "runtime/engine/zo/weight_source.h"
+#include "runtime/engine/zo/zo_weight.h"
 
 namespace sluiceway {
+
+// Writes steps into weights, each step as a log with that single step writes its new base.
+//
+//   A = W,  A <- fma(c_d, z_d, A)                  each direction, ascending
+//   W <- round(float(1 - lr wd) A)                 W is of the step before, then of this one
+//
+// c and 1 - lr wd are computed as in replay.h, with a Gamma that begins at 1. f32 weights take the
+// number as it is. bf16 weights are rounded at random, with the bits of a new base (log_theta.h) at
+// the step that they reach. Several steps are several such lines.
+//
+// Thread safety: immutable; write_steps() from any thread.
+// Numerics:      as materialise(): the same bits for any split and on every device.
+// Errors:        InvalidArgument: a step that is not among them.
+// Cost:          each step reads and writes the weight once, and draws its noise.
+struct WrittenSteps {
+  std::uint64_t next() const noexcept { return first + steps.size(); }
+
+  std::uint64_t run_seed = 0;
+  NoiseFamily family = NoiseFamily::kRademacher;
+  std::uint64_t first = 0;                              // The first of these steps.
+  std::vector<std::shared_ptr<const ZoUpdates>> steps;  // Each with its own updates only.
+};
+
+// Returns the updates of a weight, for Theta::pending.
+std::vector<PendingUpdate> pending_of(const ZoUpdates& updates, std::uint64_t tensor, int group);
+
+// Brings elements of a weight, from element `first` on, on the device of `stream`, from step `from`
+// to steps.next().
+void write_steps(const WrittenSteps& steps, const ZoWeight& weight, std::uint64_t first,
+                 std::span<std::byte> elements, std::uint64_t from, StreamRef stream);
 
 class HostMasters {
  public:
@@ -95,6 +130,33 @@ class HostMasters {
   std::vector<std::uint64_t> lacks_from_;      // First step that it, or its copy, lacks.
   std::uint64_t lacked_from_;                  // The least of these at the last append().
   std::shared_ptr<MasterSnapshot> snapshot_;
+};
+
+// Sends f32 masters over a link in fewer bits, as images, which are made when their step is known.
+//
+// A read writes the missing steps into the master, in the master's own type, and returns its image,
+// rounded to nearest. So no later value is computed from a rounded one.
+//
+// Thread safety: as WeightSource. A thread of this object makes the reads one after the other.
+// Lifetime:      the masters outlive this object, whose destructor completes all requested reads.
+// Errors:        as HostMasters::catch_up(), passed to `done`.
+class MasterImages final : public WeightSource {
+ public:
+  MasterImages(HostMasters& masters, WeightForm wire);
+
+  // Makes a use of an f32 master use its image instead, unless the use must stay on the device.
+  void stand_for(ZoWeight& use, std::size_t master) const;
+
+  std::uint64_t read_bytes(std::size_t weight) const override;
+  bool is_disk() const override { return false; }
+  void read(std::size_t weight, std::span<std::byte> into, Done done) override;
+
+ private:
+  void make(std::size_t weight, std::span<std::byte> into);
+
+  HostMasters& masters_;
+  WeightForm wire_;
+  Worker worker_;
 };
 
 }  // namespace sluiceway

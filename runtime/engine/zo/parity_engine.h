@@ -34,7 +34,6 @@
 #include <vector>
 
 #include "runtime/engine/zo/host_masters.h"
-#include "runtime/engine/zo/master_images.h"
 #include "runtime/engine/zo/scalar_log.h"
 #include "runtime/engine/zo/weight_ring.h"
 

@@ -22,7 +22,6 @@
 #include "runtime/engine/zo/host_masters.h"
 #include "runtime/engine/zo/low_rank_updates.h"
 #include "runtime/engine/zo/weight_source.h"
-#include "runtime/engine/zo/written_steps.h"
 #include "runtime/engine/zo/zo_weight.h"
 #include "runtime/memory/buffer.h"
 

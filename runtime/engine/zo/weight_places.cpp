@@ -1,14 +1,38 @@
 #include "runtime/engine/zo/weight_places.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <numeric>
 
 #include "kernels/base/check.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/engine/zo/resident_set.h"
 
 namespace sluiceway {
+
+std::vector<bool> choose_resident(std::span<const std::uint64_t> bytes, std::uint64_t room) {
+  std::vector<bool> chosen(bytes.size());
+  const double total =
+      static_cast<double>(std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}));
+  if (total == 0) return chosen;
+  // A weight is taken when half of it is due: the share of all bytes so far that has its room.
+  const double share = static_cast<double>(room) / total;
+  double due = 0;
+  std::uint64_t left = room;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    due += share * static_cast<double>(bytes[i]);
+    if (due < 0.5 * static_cast<double>(bytes[i]) || bytes[i] > left) continue;
+    chosen[i] = true;
+    left -= bytes[i];
+    due -= static_cast<double>(bytes[i]);
+  }
+  for (std::size_t i = 0; i < bytes.size(); ++i) {  // What is left over.
+    if (chosen[i] || bytes[i] > left) continue;
+    chosen[i] = true;
+    left -= bytes[i];
+  }
+  return chosen;
+}
 
 std::vector<int> first_uses(std::span<const ZoWeight> uses) {
   std::map<const std::byte*, int> in_memory;
@@ -98,6 +122,29 @@ SlotPlan plan_slots(std::span<const ZoWeight> uses, const std::vector<bool>& sta
                      i < read_bytes.size() ? read_bytes[i] : 0, uses[i].copy_bytes()});
   }
   return plan_slots(slots, depth);
+}
+
+TurnOrder::TurnOrder(std::span<const ZoWeight> uses) : modules_(uses.size()) {
+  for (std::size_t first = 0, end = 0; first < uses.size(); first = end) {
+    while (end < uses.size() && uses[end].module == uses[first].module) ++end;
+    std::fill(modules_.begin() + static_cast<std::ptrdiff_t>(first),
+              modules_.begin() + static_cast<std::ptrdiff_t>(end), Module{first, end - first});
+  }
+}
+
+std::uint64_t TurnOrder::position(int use, int direction, int directions) const {
+  const Module& module = modules_.at(static_cast<std::size_t>(use));
+  return module.first * static_cast<std::uint64_t>(directions) +
+         module.count * static_cast<std::uint64_t>(direction) +
+         (static_cast<std::uint64_t>(use) - module.first);
+}
+
+int TurnOrder::first_direction(int use, std::uint64_t from, int directions) const {
+  const std::uint64_t first = position(use, 0, directions);
+  if (from <= first) return 0;
+  const std::uint64_t count = modules_.at(static_cast<std::size_t>(use)).count;
+  const std::uint64_t behind = (from - first + count - 1) / count;
+  return static_cast<int>(std::min(behind, static_cast<std::uint64_t>(directions)));
 }
 
 }  // namespace sluiceway

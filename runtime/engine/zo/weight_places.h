@@ -1,4 +1,7 @@
-// Finds the uses of a forward that share one weight, and the weights that stay on the device.
+// Places the weights of a forward: which uses share one, which stay on the device, and in which
+// order turns take them.
+//
+// Thread safety: pure functions; TurnOrder is immutable.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +13,12 @@
 #include "runtime/engine/zo/zo_weight.h"
 
 namespace sluiceway {
+
+// Chooses the weights that stay on the device if there is room: as many bytes as fit, spread evenly
+// among the streamed ones, so that the link has equal work throughout the forward.
+// Returns the choice by weight, in the order of the forward. The chosen bytes are at most `room`,
+// and no other weight would fit beside them.
+std::vector<bool> choose_resident(std::span<const std::uint64_t> bytes, std::uint64_t room);
 
 // Returns by use the first use of the same storage, which is host memory or an index in a source.
 // InvalidArgument: a use without elements or storage, storages that overlap partly or differ in
@@ -26,5 +35,24 @@ std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> f
 
 SlotPlan plan_slots(std::span<const ZoWeight> uses, const std::vector<bool>& stays,
                     std::span<const std::uint64_t> read_bytes, RingDepth depth);
+
+// The sequence of a pass's turns: module by module, direction by direction within a module, and use
+// by use within that. A turn is one use in one direction; its position is its place in the
+// sequence.
+class TurnOrder {
+ public:
+  explicit TurnOrder(std::span<const ZoWeight> uses);
+
+  std::uint64_t position(int use, int direction, int directions) const;
+  // Returns the direction of the use's first turn at or after `from`; `directions` if there is
+  // none.
+  int first_direction(int use, std::uint64_t from, int directions) const;
+
+ private:
+  struct Module {
+    std::uint64_t first = 0, count = 0;  // Its uses.
+  };
+  std::vector<Module> modules_;  // By use.
+};
 
 }  // namespace sluiceway

@@ -79,7 +79,7 @@
 #include "runtime/engine/zo/resident_weights.h"
 #include "runtime/engine/zo/ring_hops.h"
 #include "runtime/engine/zo/slot_plan.h"
-#include "runtime/engine/zo/turn_order.h"
+#include "runtime/engine/zo/weight_places.h"
 #include "runtime/engine/zo/weight_source.h"
 #include "runtime/engine/zo/zo_weight.h"
 #include "runtime/memory/buffer.h"

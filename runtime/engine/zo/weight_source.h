@@ -1,5 +1,5 @@
 // A source of weights that take a while to read: the base of a run, in a store on disk, or masters
-// from which images are made (master_images.h).
+// from which images are made (host_masters.h).
 //
 // Lifetime: the bytes of a request, and the source, live until `done` is called.
 #pragma once

@@ -13,6 +13,9 @@
 //   A2  The bits of a new base follow only from the old one, the log's updates, run seed and step.
 //   A3  Host memory of a pass is kPassBuffers chunks, whatever the size of the model.
 //
+// A commit stores, beside the chunks, which theta they hold and the run's own bytes (ArenaState;
+// docs/zo_log.md section 6 has the grammar).
+//
 // Ownership:     owns the store.
 // Thread safety: read() from any thread, at any time; every other call from one thread. Data read
 //                before consolidate() returned belong to the old base; a caller that reads ahead
@@ -20,7 +23,9 @@
 // Lifetime:      the budget outlives it. ~ZoArena() waits for reads in flight.
 // Errors:        InvalidArgument: other weights, another log, a step that is not pending; nothing
 //                was changed. Corrupt: bytes that do not match their checksum, with the weight and
-//                the chunk. IoError: path, offset, errno. OutOfMemory: the budget.
+//                the chunk; a state that encode() does not produce. Unavailable: a version of the
+//                state that this build does not read. IoError: path, offset, errno. OutOfMemory:
+//                the budget.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +38,6 @@
 
 #include "runtime/engine/zo/arena_pass.h"
 #include "runtime/engine/zo/arena_plan.h"
-#include "runtime/engine/zo/arena_state.h"
 #include "runtime/engine/zo/range_team.h"
 #include "runtime/engine/zo/scalar_log.h"
 #include "runtime/engine/zo/weight_source.h"
@@ -44,6 +48,31 @@
 namespace sluiceway {
 
 class LogTheta;
+
+inline constexpr std::uint32_t kArenaStateVersion = 1;
+inline constexpr std::uint64_t kArenaStateBytes = 80;  // Without the run's own bytes.
+
+struct ArenaState {
+  ArenaBase arena;
+  std::vector<std::byte> run;  // What the run needs to continue; opaque.
+};
+
+std::vector<std::byte> encode(const ArenaState& state);
+ArenaState decode_arena_state(std::span<const std::byte> bytes);
+
+// Returns the bytes that identify a weight in a base's hash; they precede its content.
+std::vector<std::byte> hashed_header(const ArenaWeight& weight);
+
+// Memory of an arena, computed without making one; errors as in ArenaPlan.
+struct ArenaFootprint {
+  std::uint64_t base_bytes = 0;     // All weights, in whole blocks: read in a pass over them.
+  std::uint64_t store_bytes = 0;    // On disk: the base, and room for the next one beside it.
+  std::uint64_t table_bytes = 0;    // Host memory while the arena is open,
+  std::uint64_t pass_bytes = 0;     // and more while a new base is made.
+  std::uint64_t largest_bytes = 0;  // The largest weight; needed to hold one whole.
+};
+
+ArenaFootprint arena_footprint(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes);
 
 struct ArenaOptions {
   StoreOptions store;

@@ -1,10 +1,9 @@
 // TurnOrder: positions count the turns of nested loops, and first_direction() is their inverse.
-#include "runtime/engine/zo/turn_order.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 
+#include "runtime/engine/zo/weight_places.h"
 #include "tests/support/ring_model.h"
 
 namespace sluiceway::test {
