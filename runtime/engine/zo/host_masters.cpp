@@ -8,7 +8,6 @@
 #include "kernels/base/error.h"
 #include "kernels/fp8_image.h"
 #include "kernels/perturb.h"
-#include "runtime/engine/zo/log_theta.h"
 
 namespace sluiceway {
 namespace {
@@ -28,32 +27,6 @@ std::shared_ptr<WrittenSteps> none_from(std::uint64_t step, std::uint64_t run_se
 
 }  // namespace
 
-std::vector<PendingUpdate> pending_of(const ZoUpdates& updates, std::uint64_t tensor, int group) {
-  std::vector<PendingUpdate> pending;
-  pending.reserve(updates.records.size());
-  for (const ZoUpdates::Record& record : updates.records) {
-    const StepNoise& noise = record.noise;
-    pending.push_back(
-        {{noise.seed, noise.step, tensor, noise.purpose}, of_group(record.scale, group, 0)});
-  }
-  return pending;
-}
-
-void write_steps(const WrittenSteps& steps, const ZoWeight& weight, std::uint64_t first,
-                 std::span<std::byte> elements, std::uint64_t from, StreamRef stream) {
-  SLUICEWAY_CHECK(from >= steps.first && from <= steps.next(), "written steps: ", weight.name,
-                  " is of step ", from, ", expected ", steps.first, " to ", steps.next());
-  const std::uint64_t tensor = stable_hash(weight.name);
-  for (std::uint64_t step = from; step < steps.next(); ++step) {
-    const ZoUpdates& updates = *steps.steps[step - steps.first];
-    const std::vector<PendingUpdate> pending = pending_of(updates, tensor, weight.group);
-    const BaseRounding of_base(weight.dtype(), steps.run_seed, step + 1, tensor);
-    materialise(elements, weight.dtype(), elements, weight.dtype(),
-                {steps.family, first, of_group(updates.gamma, weight.group, 1), pending},
-                of_base.rounding, of_base.key, stream);
-  }
-}
-
 HostMasters::HostMasters(const Options& options)
     : run_seed_(options.run_seed),
       family_(options.family),
@@ -61,10 +34,10 @@ HostMasters::HostMasters(const Options& options)
       steps_(none_from(options.step, run_seed_, family_)),
       lacked_from_(options.step) {}
 
-void HostMasters::hold(std::vector<ZoWeight> weights) {
+void HostMasters::hold(std::vector<StreamedWeight> weights) {
   std::map<const void*, std::size_t> by_memory;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const ZoWeight& weight = weights[i];
+    const StreamedWeight& weight = weights[i];
     SLUICEWAY_CHECK(weight.host != nullptr && weight.elements > 0, "masters: ", weight.name,
                     " has ", weight.elements, " elements at ", weight.host,
                     ", expected 1 or more elements in host memory");
@@ -81,11 +54,11 @@ void HostMasters::hold(std::vector<ZoWeight> weights) {
   lacks_from_ = landed_ = step_of_;
 }
 
-std::size_t HostMasters::index_of(const ZoWeight& use) const {
+std::size_t HostMasters::index_of(const StreamedWeight& use) const {
   const auto found = by_memory_.find(use.host);
   SLUICEWAY_CHECK(found != by_memory_.end(), "masters: ", use.name, " is at ", use.host,
                   ", which is not the memory of any of the ", weights_.size(), " trained weights");
-  const ZoWeight& weight = weights_[found->second];
+  const StreamedWeight& weight = weights_[found->second];
   SLUICEWAY_CHECK(weight.elements == use.elements && weight.dtype() == use.dtype() &&
                       weight.group == use.group && weight.name == use.name,
                   "masters: ", use.name, " is ", use.elements, " ", to_string(use.dtype()),
@@ -192,7 +165,7 @@ void HostMasters::catch_up(std::size_t index, const Act& act) {
   }
   const std::uint64_t from = step_of(index);
   if (from == steps->next() && !act) return;
-  const ZoWeight& weight = weights_[index];
+  const StreamedWeight& weight = weights_[index];
   check_landed(index, from);
   const std::uint64_t width = size_bytes(weight.dtype());
   team_.run(static_cast<std::uint64_t>(weight.elements), kFp8Tile,
@@ -220,7 +193,7 @@ MasterImages::MasterImages(HostMasters& masters, WeightForm wire)
                   to_string(wire), ", expected a form of 16 bits, or fp8");
 }
 
-void MasterImages::stand_for(ZoWeight& use, std::size_t master) const {
+void MasterImages::stand_for(StreamedWeight& use, std::size_t master) const {
   if (use.keep || use.dtype() != DType::kF32) return;
   use.computed = use.copy_dtype();
   use.form = wire_;

@@ -30,46 +30,14 @@
 
 #include "kernels/base/error.h"
 #include "kernels/noise.h"
-#include "kernels/perturb.h"
 #include "runtime/device/worker.h"
 #include "runtime/engine/zo/master_snapshot.h"
 #include "runtime/engine/zo/range_team.h"
-#include "runtime/engine/zo/weight_source.h"
-#include "runtime/engine/zo/zo_weight.h"
+#include "runtime/engine/zo/zo_pass.h"
 
 namespace sluiceway {
 
-// Writes steps into weights, each step as a log with that single step writes its new base.
-//
-//   A = W,  A <- fma(c_d, z_d, A)                  each direction, ascending
-//   W <- round(float(1 - lr wd) A)                 W is of the step before, then of this one
-//
-// c and 1 - lr wd are computed as in replay.h, with a Gamma that begins at 1. f32 weights take the
-// number as it is. bf16 weights are rounded at random, with the bits of a new base (log_theta.h) at
-// the step that they reach. Several steps are several such lines.
-//
-// Thread safety: immutable; write_steps() from any thread.
-// Numerics:      as materialise(): the same bits for any split and on every device.
-// Errors:        InvalidArgument: a step that is not among them.
-// Cost:          each step reads and writes the weight once, and draws its noise.
-struct WrittenSteps {
-  std::uint64_t next() const noexcept { return first + steps.size(); }
-
-  std::uint64_t run_seed = 0;
-  NoiseFamily family = NoiseFamily::kRademacher;
-  std::uint64_t first = 0;                              // The first of these steps.
-  std::vector<std::shared_ptr<const ZoUpdates>> steps;  // Each with its own updates only.
-};
-
-// Returns the updates of a weight, for Theta::pending.
-std::vector<PendingUpdate> pending_of(const ZoUpdates& updates, std::uint64_t tensor, int group);
-
-// Brings elements of a weight, from element `first` on, on the device of `stream`, from step `from`
-// to steps.next().
-void write_steps(const WrittenSteps& steps, const ZoWeight& weight, std::uint64_t first,
-                 std::span<std::byte> elements, std::uint64_t from, StreamRef stream);
-
-class HostMasters {
+class HostMasters final : public WrittenWeights {
  public:
   struct Options {
     std::uint64_t run_seed = 0;
@@ -79,39 +47,34 @@ class HostMasters {
   };
   explicit HostMasters(const Options& options);
 
-  void hold(std::vector<ZoWeight> weights);  // All weights, each once; writes to `host`.
+  void hold(std::vector<StreamedWeight> weights);  // All weights, each once; writes to `host`.
   std::size_t size() const noexcept { return weights_.size(); }
-  std::size_t index_of(const ZoWeight& use) const;
-  const ZoWeight& weight(std::size_t index) const { return weights_.at(index); }
+  std::size_t index_of(const StreamedWeight& use) const override;
+  const StreamedWeight& weight(std::size_t index) const { return weights_.at(index); }
 
   // ---- Steps ----
-  std::uint64_t next_step() const { return steps()->next(); }
+  std::uint64_t next_step() const override { return steps()->next(); }
   std::shared_ptr<const WrittenSteps> steps() const;
   void append(ZoUpdates step);
   void restart(std::uint64_t step);  // Declares that all weights are at this step.
 
   // ---- One weight ----
-  std::byte* data(std::size_t index) const;
-  std::uint64_t step_of(std::size_t index) const;
-  // Announces a submitted copy that will bring host memory to this step; land() reports its
-  // arrival.
-  void expect(std::size_t index, std::uint64_t step);
-  void land(std::size_t index, std::uint64_t step) noexcept;
-  void drop(std::size_t index, std::uint64_t step) noexcept;  // No copy: its snapshot fails.
-  // Host memory will be written from a copy of this step, so earlier steps are not missing any
-  // more.
-  void set_copy_step(std::size_t index, std::uint64_t step);
+  std::byte* data(std::size_t index) const override;
+  std::uint64_t step_of(std::size_t index) const override;
+  void expect(std::size_t index, std::uint64_t step) override;
+  void land(std::size_t index, std::uint64_t step) noexcept override;
+  void drop(std::size_t index, std::uint64_t step) noexcept override;  // Its snapshot fails.
+  void set_copy_step(std::size_t index, std::uint64_t step) override;
   // The threads pass ranges of elements to `act` once the missing steps are written; ranges begin
   // at tiles of an image (kernels/fp8_image.h).
   using Act = std::function<void(std::uint64_t begin, std::uint64_t end)>;
-  void catch_up(std::size_t index, const Act& act = {});
+  void catch_up(std::size_t index, const Act& act);
+  void catch_up(std::size_t index) override { catch_up(index, {}); }
 
   // ---- A snapshot ----
   std::shared_ptr<MasterSnapshot> begin_snapshot();           // At next_step().
   std::shared_ptr<MasterSnapshot> snapshot() const noexcept;  // The last one; null: none yet.
-  // Returns an event that happens when no reader needs the memory that a weight of this step would
-  // overwrite.
-  Event may_be_written(std::size_t index, std::uint64_t step) const;
+  Event may_be_written(std::size_t index, std::uint64_t step) const override;
 
  private:
   Error not_back(std::size_t index, std::uint64_t step) const;
@@ -119,7 +82,7 @@ class HostMasters {
 
   std::uint64_t run_seed_;
   NoiseFamily family_;
-  std::vector<ZoWeight> weights_;
+  std::vector<StreamedWeight> weights_;
   std::map<const void*, std::size_t> by_memory_;
   std::mutex catching_up_;  // Guards the team; locked before mutex_.
   RangeTeam team_;
@@ -145,7 +108,7 @@ class MasterImages final : public WeightSource {
   MasterImages(HostMasters& masters, WeightForm wire);
 
   // Makes a use of an f32 master use its image instead, unless the use must stay on the device.
-  void stand_for(ZoWeight& use, std::size_t master) const;
+  void stand_for(StreamedWeight& use, std::size_t master) const;
 
   std::uint64_t read_bytes(std::size_t weight) const override;
   bool is_disk() const override { return false; }

@@ -36,11 +36,11 @@
 #include <span>
 #include <vector>
 
+#include "runtime/engine/stream/ring_client.h"
 #include "runtime/engine/zo/arena_pass.h"
 #include "runtime/engine/zo/arena_plan.h"
 #include "runtime/engine/zo/range_team.h"
 #include "runtime/engine/zo/scalar_log.h"
-#include "runtime/engine/zo/weight_source.h"
 #include "runtime/memory/budget.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_room.h"

@@ -77,6 +77,7 @@ class LoggedEngine(StreamingEngine):
         if self._of.takes_directions and self._folder.log.exists():
             self._of.take_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
         engine = _core.ZoEngine(
+            mode="log",
             log=os.fspath(self._folder.log),
             **streaming_arguments(self._of),
             **self._base.engine_arguments(),

@@ -28,7 +28,8 @@ class WrittenEngine(StreamingEngine):
     def __init__(self, training: Training) -> None:
         super().__init__(training.owner)
         self.lags = False
-        self._engine = _core.ZoParityEngine(
+        self._engine = _core.ZoEngine(
+            mode="write_back",
             threads=torch.get_num_threads(),
             wire=training.options.narrow_wire or "",
             **streaming_arguments(training),

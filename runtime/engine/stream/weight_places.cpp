@@ -1,4 +1,4 @@
-#include "runtime/engine/zo/weight_places.h"
+#include "runtime/engine/stream/weight_places.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -34,26 +34,27 @@ std::vector<bool> choose_resident(std::span<const std::uint64_t> bytes, std::uin
   return chosen;
 }
 
-std::vector<int> first_uses(std::span<const ZoWeight> uses) {
+std::vector<int> first_uses(std::span<const StreamedWeight> uses) {
   std::map<const std::byte*, int> in_memory;
   std::map<int, int> in_source;
   std::vector<int> first;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    const ZoWeight& use = uses[i];
-    SLUICEWAY_CHECK(
-        use.elements > 0 && (use.host != nullptr) == (use.source < 0), "zo: weight ", use.name,
-        " has ", use.elements, " elements at ", use.host, " and is number ", use.source,
-        " of the source, expected 1 or more elements, either in memory or in the source");
-    SLUICEWAY_CHECK(use.group >= 0, "zo: weight ", use.name, " is of group ", use.group,
+    const StreamedWeight& use = uses[i];
+    SLUICEWAY_CHECK(use.elements > 0 && (use.host != nullptr) == (use.source < 0), "ring: weight ",
+                    use.name, " has ", use.elements, " elements at ", use.host, " and is number ",
+                    use.source,
+                    " of the source, expected 1 or more elements, either in "
+                    "memory or in the source");
+    SLUICEWAY_CHECK(use.group >= 0, "ring: weight ", use.name, " is of group ", use.group,
                     ", expected 0 or more");
     const auto* const storage = static_cast<const std::byte*>(use.host);
     const int index = static_cast<int>(i);
     const int same = storage != nullptr ? in_memory.emplace(storage, index).first->second
                                         : in_source.emplace(use.source, index).first->second;
-    const ZoWeight& other = uses[static_cast<std::size_t>(same)];
+    const StreamedWeight& other = uses[static_cast<std::size_t>(same)];
     SLUICEWAY_CHECK(other.elements == use.elements && other.form == use.form &&
                         other.group == use.group && other.copy_dtype() == use.copy_dtype(),
-                    "zo: weights ", other.name, " and ", use.name,
+                    "ring: weights ", other.name, " and ", use.name,
                     " share their storage but are of ", other.elements, " ", to_string(other.form),
                     " and ", use.elements, " ", to_string(use.form), " elements in groups ",
                     other.group, " and ", use.group, ", expected the same for both");
@@ -61,28 +62,30 @@ std::vector<int> first_uses(std::span<const ZoWeight> uses) {
   }
   const std::byte* end = nullptr;
   for (const auto& [storage, i] : in_memory) {
-    const ZoWeight& use = uses[static_cast<std::size_t>(i)];
-    SLUICEWAY_CHECK(end == nullptr || storage >= end, "zo: weight ", use.name, " begins ",
+    const StreamedWeight& use = uses[static_cast<std::size_t>(i)];
+    SLUICEWAY_CHECK(end == nullptr || storage >= end, "ring: weight ", use.name, " begins ",
                     end - storage,
-                    " bytes before another ends; weights must share all of their memory or none");
+                    " bytes before another ends; weights must share all of "
+                    "their memory or none");
     end = storage + use.bytes();
   }
   return first;
 }
 
-std::vector<std::uint64_t> read_sizes(std::span<const ZoWeight> uses, const WeightSource* source) {
+std::vector<std::uint64_t> read_sizes(std::span<const StreamedWeight> uses,
+                                      const WeightSource* source) {
   std::vector<std::uint64_t> sizes;
-  for (const ZoWeight& use : uses) {
-    SLUICEWAY_CHECK(use.source < 0 || source != nullptr, "zo: weight ", use.name, " is number ",
+  for (const StreamedWeight& use : uses) {
+    SLUICEWAY_CHECK(use.source < 0 || source != nullptr, "ring: weight ", use.name, " is number ",
                     use.source, " of a source, but the options have no source; set one");
     sizes.push_back(use.source < 0 ? 0 : source->read_bytes(static_cast<std::size_t>(use.source)));
-    SLUICEWAY_CHECK(use.source < 0 || sizes.back() >= use.bytes(), "zo: weight ", use.name,
+    SLUICEWAY_CHECK(use.source < 0 || sizes.back() >= use.bytes(), "ring: weight ", use.name,
                     " is read as ", sizes.back(), " bytes, expected at least ", use.bytes());
   }
   return sizes;
 }
 
-std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> first_use,
+std::vector<bool> staying(std::span<const StreamedWeight> uses, std::span<const int> first_use,
                           RingDepth depth, std::uint64_t most, std::uint64_t device_bytes) {
   std::vector<bool> stays(uses.size());
   std::uint64_t kept_bytes = 0;
@@ -114,7 +117,7 @@ std::vector<bool> staying(std::span<const ZoWeight> uses, std::span<const int> f
   return stays;
 }
 
-SlotPlan plan_slots(std::span<const ZoWeight> uses, const std::vector<bool>& stays,
+SlotPlan plan_slots(std::span<const StreamedWeight> uses, const std::vector<bool>& stays,
                     std::span<const std::uint64_t> read_bytes, RingDepth depth) {
   std::vector<SlotUse> slots;
   for (std::size_t i = 0; i < uses.size(); ++i) {
@@ -124,7 +127,7 @@ SlotPlan plan_slots(std::span<const ZoWeight> uses, const std::vector<bool>& sta
   return plan_slots(slots, depth);
 }
 
-TurnOrder::TurnOrder(std::span<const ZoWeight> uses) : modules_(uses.size()) {
+TurnOrder::TurnOrder(std::span<const StreamedWeight> uses) : modules_(uses.size()) {
   for (std::size_t first = 0, end = 0; first < uses.size(); first = end) {
     while (end < uses.size() && uses[end].module == uses[first].module) ++end;
     std::fill(modules_.begin() + static_cast<std::ptrdiff_t>(first),
@@ -132,19 +135,19 @@ TurnOrder::TurnOrder(std::span<const ZoWeight> uses) : modules_(uses.size()) {
   }
 }
 
-std::uint64_t TurnOrder::position(int use, int direction, int directions) const {
+std::uint64_t TurnOrder::position(int use, int round, int rounds) const {
   const Module& module = modules_.at(static_cast<std::size_t>(use));
-  return module.first * static_cast<std::uint64_t>(directions) +
-         module.count * static_cast<std::uint64_t>(direction) +
+  return module.first * static_cast<std::uint64_t>(rounds) +
+         module.count * static_cast<std::uint64_t>(round) +
          (static_cast<std::uint64_t>(use) - module.first);
 }
 
-int TurnOrder::first_direction(int use, std::uint64_t from, int directions) const {
-  const std::uint64_t first = position(use, 0, directions);
+int TurnOrder::first_round(int use, std::uint64_t from, int rounds) const {
+  const std::uint64_t first = position(use, 0, rounds);
   if (from <= first) return 0;
   const std::uint64_t count = modules_.at(static_cast<std::size_t>(use)).count;
   const std::uint64_t behind = (from - first + count - 1) / count;
-  return static_cast<int>(std::min(behind, static_cast<std::uint64_t>(directions)));
+  return static_cast<int>(std::min(behind, static_cast<std::uint64_t>(rounds)));
 }
 
 }  // namespace sluiceway

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <random>
 
-#include "runtime/engine/zo/weight_places.h"
+#include "runtime/engine/stream/weight_places.h"
 #include "tests/support/rng.h"
 
 namespace sluiceway::test {
