@@ -95,10 +95,6 @@ const LowRankUpdates::Weight& LowRankUpdates::at(std::uint64_t tensor) const {
   return found->second;
 }
 
-std::size_t LowRankUpdates::drawn_elems(std::uint64_t tensor) const {
-  return static_cast<std::size_t>(at(tensor).shape.rows) * shape_.noise.rank;
-}
-
 std::size_t LowRankUpdates::most_drawn_elems() const noexcept {
   std::int64_t rows = 0;
   for (const auto& [tensor, weight] : weights_) rows = std::max(rows, weight.shape.rows);

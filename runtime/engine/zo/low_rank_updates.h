@@ -67,8 +67,7 @@ class LowRankUpdates {
   void let_go() noexcept;  // Frees all factors after a failed prepare(); follow() remakes them.
 
   // ---- Within passes ----
-  std::size_t drawn_elems(std::uint64_t tensor) const;  // Elements of U per direction; 0: a vector.
-  std::size_t most_drawn_elems() const noexcept;
+  std::size_t most_drawn_elems() const noexcept;  // Of U, for one direction of any weight.
   // Makes theta, or its neighbours along a direction of a prepared step. All memory is on the
   // device; `drawn` receives U, and is free when the work on `stream` is done.
   void make(std::uint64_t tensor, const Elements& elements, const ZoUpdates& updates,

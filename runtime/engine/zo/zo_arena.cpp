@@ -290,27 +290,22 @@ void ZoArena::drop() noexcept {
 
 // ---- Theta --------------------------------------------------------------------------------------
 
-void ZoArena::check_is_base_of(const char* caller, const ScalarLog& log) const {
-  SLUICEWAY_CHECK(log.base() == state_.arena.base, "arena: ", caller, ": the log is of base ",
-                  to_text(log.base()), ", expected ", to_text(state_.arena.base),
-                  "; open the log with the arena's base()");
-}
-
-void ZoArena::to_theta(const LogTheta& theta, const ArenaPiece& piece, std::span<std::byte> blocks,
-                       bool new_base) {
+void ZoArena::to_theta(const LogTheta& theta, const ArenaPiece& piece,
+                       std::span<std::byte> blocks) {
   const ArenaWeight& weight = plan_.weights()[piece.weight];
   if (theta.is_base(weight)) return;
   const std::uint64_t width = size_bytes(weight.dtype);
   team_.run(piece.bytes / width, noise_unit(NoiseFamily::kRademacher),
             [&](std::uint64_t begin, std::uint64_t end) {
               theta.apply(weight, piece.first / width + begin,
-                          blocks.subspan(begin * width, (end - begin) * width),
-                          new_base ? ThetaRounding::kNewBase : ThetaRounding::kNearest);
+                          blocks.subspan(begin * width, (end - begin) * width));
             });
 }
 
 void ZoArena::consolidate(ScalarLog& log, const Consolidation& how) {
-  check_is_base_of("consolidate", log);
+  SLUICEWAY_CHECK(log.base() == state_.arena.base, "arena: consolidate: the log is of base ",
+                  to_text(log.base()), ", expected ", to_text(state_.arena.base),
+                  "; open the log with the arena's base()");
   check_room(how.run_state);
   const std::uint64_t step = how.step.value_or(log.next_step());
   const LogTheta theta(log, step, plan_.weights());
@@ -325,7 +320,7 @@ void ZoArena::consolidate(ScalarLog& log, const Consolidation& how) {
     ArenaPass pass;
     pass.writes = true;
     pass.act = [&](const ArenaPiece& piece, std::span<std::byte> blocks) {
-      to_theta(theta, piece, blocks, true);
+      to_theta(theta, piece, blocks);
       sum.add(piece, blocks);
       return !theta.is_base(plan_.weights()[piece.weight]);  // Else its chunk stays the live one.
     };
@@ -339,34 +334,6 @@ void ZoArena::consolidate(ScalarLog& log, const Consolidation& how) {
     throw;
   }
   log.adopt(next);
-}
-
-void ZoArena::export_step(const ScalarLog& log, std::uint64_t step, const Take& take,
-                          const Progress& progress) {
-  check_is_base_of("export_step", log);
-  const LogTheta theta(log, step, plan_.weights());
-  ArenaPass pass;
-  pass.act = [&](const ArenaPiece& piece, std::span<std::byte> blocks) {
-    to_theta(theta, piece, blocks, false);
-    take(piece.weight, piece.first, blocks.first(piece.bytes));
-    return false;
-  };
-  pass.progress = progress;
-  run_pass(*store_, plan_, budget_, pass);
-}
-
-void ZoArena::verify(const Progress& progress) {
-  BaseSum sum(plan_.weights());
-  ArenaPass pass;
-  pass.act = [&](const ArenaPiece& piece, std::span<std::byte> blocks) {
-    sum.add(piece, blocks);
-    return false;
-  };
-  pass.progress = progress;
-  run_pass(*store_, plan_, budget_, pass);
-  if (sum.hash() == base().base.hash) return;
-  throw Corrupt(concat("arena: its weights have hash ", to_hex(sum.hash()), ", expected ",
-                       to_hex(base().base.hash), " of generation ", base().base.generation));
 }
 
 }  // namespace sluiceway

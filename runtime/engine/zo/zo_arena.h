@@ -77,7 +77,7 @@ ArenaFootprint arena_footprint(std::vector<ArenaWeight> weights, std::uint64_t c
 struct ArenaOptions {
   StoreOptions store;
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;  // For large weights; whole blocks.
-  int threads = 1;                // For the arithmetic of consolidate() and export_step().
+  int threads = 1;                                     // For the arithmetic of consolidate().
   std::span<std::byte> memory{};  // Offered to io_uring for reads into it; outlives the arena.
 };
 
@@ -87,9 +87,6 @@ class ZoArena final : public WeightSource {
   // weights in order and for each weight from start to end.
   using Fill =
       std::function<void(std::size_t weight, std::uint64_t first, std::span<std::byte> into)>;
-  // Takes bytes in the same order; they are lent for the call.
-  using Take = std::function<void(std::size_t weight, std::uint64_t first,
-                                  std::span<const std::byte> bytes)>;
   // Gets bytes done and bytes in total. An exception ends the call, and nothing was changed.
   using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
 
@@ -129,11 +126,6 @@ class ZoArena final : public WeightSource {
   // pending. If no update precedes it, only the run state is committed.
   void consolidate(ScalarLog& log, const Consolidation& how);
 
-  // Exports the weights at any step from the base on, rounded to nearest, as in an evaluation.
-  void export_step(const ScalarLog& log, std::uint64_t step, const Take& take,
-                   const Progress& progress = {});
-  void verify(const Progress& progress = {});  // Corrupt: the weights do not match the base's hash.
-
  private:
   struct ReadRequest;
   struct Reads;
@@ -144,12 +136,10 @@ class ZoArena final : public WeightSource {
   void start(const ReadRequest& request);
   void load();
   void make(const Fill& fill, std::span<const std::byte> run_state, const Progress& progress);
-  void check_is_base_of(const char* caller, const ScalarLog& log) const;
   void check_room(std::span<const std::byte> run_state) const;
   void commit_state(ArenaState state);
   void drop() noexcept;
-  void to_theta(const LogTheta& theta, const ArenaPiece& piece, std::span<std::byte> blocks,
-                bool new_base);
+  void to_theta(const LogTheta& theta, const ArenaPiece& piece, std::span<std::byte> blocks);
 
   Budget& budget_;
   ArenaPlan plan_;
