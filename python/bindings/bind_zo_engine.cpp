@@ -1,27 +1,57 @@
+// The zeroth-order engine of either mode, and the snapshots that mode write_back reads.
 #include <ATen/ops/from_blob.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "python/bindings/dtype_name.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/gil.h"
 #include "python/bindings/held_arena.h"
-#include "python/bindings/low_rank_weights.h"
 #include "python/bindings/noise_family.h"
 #include "python/bindings/store_calls.h"
-#include "python/bindings/streamed_passes.h"
 #include "python/bindings/tensor_view.h"
-#include "runtime/engine/zo/log_file.h"
-#include "runtime/engine/zo/log_format.h"
 #include "runtime/engine/zo/zo_engine.h"
 #include "runtime/memory/buffer.h"
 
 namespace sluiceway {
 namespace {
 
-// The engine, and the storage of what it streams; nothing of Python.
+// Name, weight and parameter group.
+using Trained = std::tuple<std::string, at::Tensor, int>;
+// Mode log: name, weight, parameter group, number of the module, whether it stays on the device,
+// and its number in the arena, or -1: the tensor is the base, and not only like it.
+using Use = std::tuple<std::string, at::Tensor, int, int, bool, int>;
+// Mode write_back: name, master in host memory, parameter group, and a tensor like what a forward
+// reads; and of a use: number of a weight, number of the module, and whether it stays.
+using Master = std::tuple<std::string, at::Tensor, int, at::Tensor>;
+using MasterUse = std::tuple<std::size_t, int, bool>;
+
+ZoEngineOptions with_trained(ZoEngineOptions options, const std::vector<Trained>& trained,
+                             std::vector<at::Tensor>& vectors) {
+  for (const auto& [name, weight, group] : trained) {
+    StreamedWeight& made = options.trained.emplace_back();
+    made.name = name;
+    made.elements = weight.numel();
+    made.form = dtype_of_tensor(weight, name.c_str());
+    made.group = group;
+    if (weight.dim() >= 2) made.rows = weight.size(0);
+    if (made.rows > 0) continue;
+    vectors.push_back(weight.detach().cpu().contiguous().clone());
+    made.host = vectors.back().const_data_ptr();
+  }
+  return options;
+}
+
+// The engine, and the storage of what it streams and writes to; nothing of Python.
 struct StreamedEngine {
   StreamedEngine(const ZoEngineOptions& options, HeldArenaPtr base,
                  const std::vector<Trained>& trained)
@@ -30,14 +60,26 @@ struct StreamedEngine {
         engine(with_trained(options, trained, vectors)) {}
 
   DeviceId device;
-  HeldArenaPtr arena;  // Null: the base is in host memory.
-  std::vector<at::Tensor> vectors;
-  std::vector<at::Tensor> weights;  // By use.
-  std::vector<at::Tensor> coming;   // The same of a ring that is being made.
+  HeldArenaPtr arena;               // Null: the base is in host memory.
+  std::vector<at::Tensor> vectors;  // Bases of vectors with low-rank noise.
+  std::vector<at::Tensor> masters;
+  std::vector<at::Tensor> likes;     // By master: of the shape and type that a forward reads.
+  std::vector<StreamedWeight> held;  // By master.
+  std::vector<at::Tensor> weights;   // By use: of the shape and type that a forward reads.
+  std::vector<at::Tensor> coming;    // The same of a ring that is being made.
   ZoEngine engine;
 };
 
-using Holder = PassHolder<StreamedEngine>;
+struct Deleter {
+  pid_t opened_in = getpid();
+  void operator()(StreamedEngine* held) const {
+    if (getpid() != opened_in) return;  // A forked child has none of its threads.
+    const GilReleased unlocked;
+    delete held;
+  }
+};
+using Holder = std::unique_ptr<StreamedEngine, Deleter>;
+using Class = py::class_<StreamedEngine, Holder>;
 
 // Page-locked for the device of `compute`, of exactly its size.
 at::Tensor page_locked_copy(const at::Tensor& tensor, const StreamRef& compute) {
@@ -50,10 +92,6 @@ at::Tensor page_locked_copy(const at::Tensor& tensor, const StreamRef& compute) 
   copy.copy_(whole);
   return copy;
 }
-
-// Name, weight, parameter group, number of the module, whether it stays on the device, and its
-// number in the arena, or -1: the tensor is the base, and not only like it.
-using Use = std::tuple<std::string, at::Tensor, int, int, bool, int>;
 
 Base base_of(const std::string& hash) {
   Base base;
@@ -68,30 +106,111 @@ std::uint32_t log_directions(const std::string& path) {
   return decode_log_header(file.read(0, kLogHeaderBytes)).shape.directions;
 }
 
-const Keywords<ZoEngineOptions>& keywords() {
-  using O = ZoEngineOptions;
-  using std::string;
-  static const Keywords<O> keywords(
-      "ZoEngine", ring_keywords<O>(),
-      {
-          {"depth", [](O& o, int depth) { o.ring.depth = ring_depth(depth, false); }},
-          {"family",
-           [](O& o, const string& name) {
-             o.shape.noise.family = static_cast<std::uint32_t>(parse_family(name));
-           }},
-          {"rank", [](O& o, std::uint32_t rank) { o.shape.noise.rank = rank; }},
-          {"period", [](O& o, std::uint32_t steps) { o.shape.noise.period_steps = steps; }},
-          {"seed", [](O& o, std::uint64_t seed) { o.shape.run_seed = seed; }},
-          {"groups", [](O& o, std::uint32_t groups) { o.shape.groups = groups; }},
-          {"directions", [](O& o, std::uint32_t count) { o.shape.directions = count; }},
-          {"log", &O::log_path},
-      });
-  return keywords;
+ZoMode parse_mode(const std::string& name) {
+  SLUICEWAY_CHECK(name == "log" || name == "write_back", "ZoEngine: mode is \"", name,
+                  "\", expected log or write_back");
+  return name == "log" ? ZoMode::kLog : ZoMode::kWriteBack;
 }
 
-void stream(StreamedEngine& held, const std::vector<Use>& uses) {
+KeywordRows<ZoEngineOptions> common_keywords() {
+  using O = ZoEngineOptions;
+  KeywordRows<O> rows =
+      lane_keywords<O>([](O& o) -> EngineLanes::Options& { return o.ring.lanes; });
+  const KeywordRows<O> own = {
+      {"resident_room", [](O& o, std::uint64_t bytes) { o.ring.resident_room = bytes; }},
+      {"perturb_lanes", [](O& o, int count) { o.ring.copy_lanes = count; }},
+      {"device_cpu", [](O& o, int cpu) { o.ring.device_cpu = cpu; }},
+      {"lane_cpu", [](O& o, int cpu) { o.ring.lane_cpu = cpu; }},
+      {"eps", &O::eps},
+      {"family",
+       [](O& o, const std::string& name) {
+         o.shape.noise.family = static_cast<std::uint32_t>(parse_family(name));
+       }},
+      {"seed", [](O& o, std::uint64_t seed) { o.shape.run_seed = seed; }},
+      {"groups", [](O& o, std::uint32_t groups) { o.shape.groups = groups; }},
+      {"directions", [](O& o, std::uint32_t count) { o.shape.directions = count; }},
+  };
+  rows.insert(rows.end(), own.begin(), own.end());
+  return rows;
+}
+
+const Keywords<ZoEngineOptions>& keywords(ZoMode mode) {
+  using O = ZoEngineOptions;
+  using std::string;
+  static const Keywords<O> log(
+      "ZoEngine", common_keywords(),
+      {
+          {"depth", [](O& o, int depth) { o.ring.depth = ring_depth(depth, false); }},
+          {"rank", [](O& o, std::uint32_t rank) { o.shape.noise.rank = rank; }},
+          {"period", [](O& o, std::uint32_t steps) { o.shape.noise.period_steps = steps; }},
+          {"log", [](O& o, const string& path) { o.log_path = path; }},
+      });
+  static const Keywords<O> write_back(
+      "ZoEngine", common_keywords(),
+      {
+          {"wire",
+           [](O& o, const string& name) {
+             if (!name.empty()) o.wire = parse_form(name);
+           }},
+          {"depth", [](O& o, int depth) { o.ring.depth = ring_depth(depth, !o.wire); }},
+          {"threads", &O::threads},
+      });
+  return mode == ZoMode::kLog ? log : write_back;
+}
+
+Holder make_engine(const StreamRef& compute, const std::string& mode,
+                   const std::vector<Trained>& trained, const py::bytes& base_hash,
+                   const HeldArenaPtr& arena, const py::kwargs& given) {
+  const ZoMode parsed = parse_mode(mode);
+  ZoEngineOptions options = options_on(compute, keywords(parsed), given);
+  options.mode = parsed;
+  options.ring.lanes.check_interrupt = signal_check();
+  if (arena != nullptr) {
+    options.arena = arena->arena.get();
+  } else if (parsed == ZoMode::kLog) {
+    options.base = base_of(base_hash);
+  }
+  const GilReleased free;
+  return Holder(new StreamedEngine(options, arena, trained));
+}
+
+void hold(StreamedEngine& all, const std::vector<Master>& weights) {
+  std::vector<at::Tensor> masters, likes;
+  std::vector<StreamedWeight> held;
+  for (const auto& [name, master, group, like] : weights) {
+    check_host(master, name.c_str());
+    SLUICEWAY_CHECK(master.is_contiguous() && master.sizes() == like.sizes(), name, ": is ",
+                    master.sizes(), " with strides ", master.strides(), ", expected contiguous ",
+                    like.sizes());
+    masters.push_back(master.detach());
+    likes.push_back(like.detach());
+    StreamedWeight& made = held.emplace_back();
+    made.name = name;
+    made.elements = master.numel();
+    made.form = dtype_of_tensor(master, name.c_str());
+    made.computed = dtype_of_tensor(like, name.c_str());
+    made.group = group;
+    made.host = masters.back().const_data_ptr();
+  }
+  all.engine.hold(held);
+  all.masters = std::move(masters);
+  all.likes = std::move(likes);
+  all.held = std::move(held);
+}
+
+void stream(StreamedEngine& held, std::vector<StreamedWeight> uses,
+            std::vector<at::Tensor> weights) {
+  held.coming = std::move(weights);  // A ring of either may be there when this fails.
+  {
+    const GilReleased unlocked;
+    held.engine.stream(std::move(uses));
+  }
+  held.weights = std::move(held.coming);
+}
+
+void stream_uses(StreamedEngine& held, const std::vector<Use>& uses) {
   std::vector<at::Tensor> weights;
-  std::vector<ZoWeight> streamed;
+  std::vector<StreamedWeight> streamed;
   for (const auto& [name, weight, group, module, keep, source] : uses) {
     weights.push_back(weight.detach());
     const void* host = nullptr;
@@ -103,20 +222,52 @@ void stream(StreamedEngine& held, const std::vector<Use>& uses) {
     streamed.push_back({name, weight.numel(), dtype_of_tensor(weight, name.c_str()), group, module,
                         host, keep, source});
   }
-  held.coming = std::move(weights);  // A ring of either may be there when this fails.
+  stream(held, std::move(streamed), std::move(weights));
+}
+
+void stream_masters(StreamedEngine& held, const std::vector<MasterUse>& uses) {
+  std::vector<at::Tensor> weights;
+  std::vector<StreamedWeight> streamed;
+  for (const auto& [number, module, keep] : uses) {
+    SLUICEWAY_CHECK(number < held.held.size(), "stream: weight ", number, ", expected below ",
+                    held.held.size());
+    StreamedWeight& use = streamed.emplace_back(held.held[number]);
+    use.module = module;
+    use.keep = keep;
+    weights.push_back(held.likes[number]);
+  }
+  stream(held, std::move(streamed), std::move(weights));
+}
+
+at::Tensor acquire(StreamedEngine& held, int use, int direction, bool minus,
+                   const StreamRef& compute) {
+  const void* elements = nullptr;
   {
     const GilReleased unlocked;
-    held.engine.stream(std::move(streamed));
+    elements = held.engine.acquire(use, direction, minus ? Side::kMinus : Side::kPlus, compute);
   }
-  held.weights = std::move(held.coming);
+  const at::Tensor& weight = held.weights.at(static_cast<std::size_t>(use));
+  const at::Device device =
+      held.device.is_host()
+          ? at::Device(at::kCPU)
+          : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(held.device.ordinal()));
+  return at::from_blob(const_cast<void*>(elements), weight.sizes(),
+                       at::TensorOptions().dtype(weight.dtype()).device(device));
 }
 
 // Each rate is (lr, weight_decay).
 void commit(StreamedEngine& held, const std::vector<float>& g,
             const std::vector<std::pair<double, double>>& rates, bool non_finite) {
-  const std::vector<StepRate> each = step_rates(rates);
+  std::vector<StepRate> each;
+  for (const auto& [lr, decay] : rates) each.push_back({lr, decay});
   const GilReleased unlocked;
   held.engine.commit(g, each, non_finite);
+}
+
+Stats take_stats(StreamedEngine& held) {
+  Stats stats = stats_of(held.engine.take_use(), 0.0);
+  stats["disk_read_bytes"] = held.engine.take_disk_read();
+  return stats;
 }
 
 // Seed, step, purpose and scale of each, and Gamma.
@@ -145,19 +296,86 @@ void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_
   held.engine.consolidate(how);
 }
 
-using Class = py::class_<StreamedEngine, Holder>;
+// Writes theta of a weight, or its neighbours along a direction; `base` and what is made are on the
+// device of `compute`, and stay until it is through.
+void make_low_rank(ZoEngine& engine, const std::string& weight, const at::Tensor& base,
+                   const at::Tensor& plus, const at::Tensor* minus, const StepNoise* noise,
+                   const StreamRef& compute) {
+  const auto bytes_of = [&](const at::Tensor& tensor) {
+    check_on(compute, tensor, weight.c_str());
+    SLUICEWAY_CHECK(tensor.is_contiguous() && tensor.scalar_type() == base.scalar_type() &&
+                        tensor.nbytes() == base.nbytes(),
+                    weight, ": is ", tensor.scalar_type(), " of ", tensor.nbytes(),
+                    " bytes, expected contiguous ", base.scalar_type(), " of ", base.nbytes());
+    return static_cast<std::byte*>(tensor.data_ptr());
+  };
+  const LowRankUpdates::Elements elements{{bytes_of(base), base.nbytes()},
+                                          bytes_of(plus),
+                                          minus == nullptr ? nullptr : bytes_of(*minus)};
+  const GilReleased unlocked;
+  engine.low_rank(compute).make_alone(stable_hash(weight), elements, engine.updates(), noise,
+                                      compute);
+}
+
+// A method of the engine, called without the GIL.
+template <typename Result, typename... Args>
+auto method(Result (ZoEngine::*call)(Args...)) {
+  return
+      [call](StreamedEngine& held, Args... args) -> Result { return (held.engine.*call)(args...); };
+}
+
+void def_passes(Class& engine) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  engine
+      .def("stream", &stream_uses, py::arg("uses"),
+           "Mode log. Each is name, host tensor, parameter group, number of the module, whether it "
+           "stays on the device, number in the arena or -1; in the order of the forward. Names of "
+           "one storage are one weight. Of a weight of the arena the tensor says shape and type.")
+      .def(
+          "stream", &stream_masters, py::arg("uses"),
+          "Mode write_back. Each is the number of a weight that is held, number of the module, and "
+          "whether it stays on the device; in the order of the forward.")
+      .def_property_readonly("streams",
+                             [](const StreamedEngine& held) { return held.engine.streams(); })
+      .def("begin_step", method(&ZoEngine::begin_step), unlocked)
+      .def("begin_evaluation", method(&ZoEngine::begin_evaluation), unlocked)
+      .def("acquire", &acquire, py::arg("use"), py::arg("direction"), py::arg("minus"),
+           py::arg("compute"),
+           "The slot itself, as a tensor: its elements last until release(). Of an evaluation both "
+           "sides are theta.")
+      .def("release", method(&ZoEngine::release), py::arg("use"), py::arg("direction"),
+           py::arg("compute"), unlocked)
+      .def("commit", &commit, py::arg("g"), py::arg("rates"), py::arg("non_finite") = false,
+           "Make the step, one (lr, weight_decay) a group, and end the pass.")
+      .def(
+          "finish", method(&ZoEngine::finish), unlocked,
+          "End the pass, if there is one; a step that was not committed is as if it had not begun.")
+      .def_property_readonly("is_passing",
+                             [](const StreamedEngine& held) { return held.engine.is_passing(); })
+      .def_property_readonly("next_step",
+                             [](const StreamedEngine& held) { return held.engine.next_step(); })
+      .def("take_stats", &take_stats)
+      .def(
+          "enable_trace",
+          [](StreamedEngine& held, bool on, const std::string& path) {
+            enable_trace(held.engine.trace(), on, path);
+          },
+          py::arg("on"), py::arg("path") = "",
+          "With the path that write_trace() will be given, events are kept on that disk until "
+          "then.")
+      .def(
+          "write_trace",
+          [](StreamedEngine& held, const std::string& path) {
+            held.engine.trace().write_json(path);
+          },
+          py::arg("path"), "Of all rings, those before a new base too.");
+}
 
 void def_log(Class& engine) {
   const auto unlocked = py::call_guard<GilReleased>();
-  engine
-      .def(
-          "rollback", [](StreamedEngine& held, std::uint64_t step) { held.engine.rollback(step); },
-          py::arg("step"), unlocked)
-      .def(
-          "restore",
-          [](StreamedEngine& held, std::uint64_t entries) { held.engine.restore(entries); },
-          py::arg("entries"), unlocked,
-          "Return to the line that the log had after a number of entries.")
+  engine.def("rollback", method(&ZoEngine::rollback), py::arg("step"), unlocked)
+      .def("restore", method(&ZoEngine::restore), py::arg("entries"), unlocked,
+           "Return to the line that the log had after a number of entries.")
       .def(
           "branch",
           [](const StreamedEngine& held, std::uint64_t step, const std::string& path) {
@@ -165,14 +383,11 @@ void def_log(Class& engine) {
           },
           py::arg("step"), py::arg("path"), unlocked,
           "Write the line up to `step` to a log of its own.")
-      .def(
-          "sync", [](StreamedEngine& held) { held.engine.sync(); }, unlocked)
+      .def("sync", method(&ZoEngine::sync), unlocked)
       .def("consolidate", &consolidate, py::arg("step"), py::arg("run_state"),
            py::arg("progress") = py::none(),
            "Make theta of a step the base, which carries the bytes of a run; between passes. "
            "progress: called with bytes done and in all.")
-      .def_property_readonly(
-          "next_step", [](const StreamedEngine& held) { return held.engine.log().next_step(); })
       .def_property_readonly(
           "entries",
           [](const StreamedEngine& held) { return held.engine.log().history().entries(); })
@@ -207,6 +422,49 @@ void def_low_rank(Class& engine) {
           "Write theta + eps z and theta - eps z of the step that has begun.");
 }
 
+void bind_snapshot(py::module_& m) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  py::class_<MasterSnapshot, std::shared_ptr<MasterSnapshot>>(
+      m, "ZoSnapshot",
+      "The masters at one step, for another thread to read while steps go on. Weights are given by "
+      "their number in hold().")
+      .def_property_readonly("step", &MasterSnapshot::step)
+      .def("wait", &MasterSnapshot::wait, py::arg("weight"), unlocked,
+           "Wait until its master is of the step; it stays so until let_go().")
+      .def("let_go", &MasterSnapshot::let_go, py::arg("weight"), unlocked,
+           "End the reading of a weight. An error says that others may have written to it.")
+      .def("close", &MasterSnapshot::let_go_of_all, unlocked, "End the reading of all weights.");
+}
+
+void def_write_back(Class& engine) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  engine
+      .def("hold", &hold, py::arg("weights"),
+           "Take all trained weights, once: name, master in host memory, parameter group, and a "
+           "tensor of the shape and type that a forward reads.")
+      .def("flush", method(&ZoEngine::flush), unlocked,
+           "Bring masters to next_step; nothing moves until the next pass begins.")
+      .def("restart", method(&ZoEngine::restart), py::arg("step"), unlocked,
+           "Declare that masters are of this step.")
+      .def("begin_snapshot", method(&ZoEngine::begin_snapshot), unlocked,
+           "Begin a snapshot of next_step, which the passes complete; one at a time.")
+      .def(
+          "drop_snapshot", [](StreamedEngine& held) { held.engine.drop_snapshot(); }, unlocked,
+          "Drop the last snapshot, which nobody reads any more.")
+      .def(
+          "finish_snapshot",
+          [](StreamedEngine& held, std::optional<double> seconds) {
+            using Milliseconds = std::chrono::duration<double, std::milli>;
+            if (!seconds) return held.engine.finish_snapshot();
+            const Milliseconds most(std::max(0.0, *seconds) * 1e3);
+            return held.engine.finish_snapshot(
+                std::chrono::duration_cast<std::chrono::milliseconds>(most));
+          },
+          py::arg("seconds") = py::none(), unlocked,
+          "Wait at most `seconds` until it was read; return True if it was. Needs no further "
+          "pass.");
+}
+
 }  // namespace
 
 void bind_zo_engine(py::module_& m) {
@@ -215,38 +473,25 @@ void bind_zo_engine(py::module_& m) {
         "Copy a tensor to host memory of exactly its size, page-locked for the stream's device.");
   m.def("zo_log_directions", &log_directions, py::arg("path"), unlocked,
         "Number of directions of each step of an existing log.");
+  bind_snapshot(m);
   const std::string doc =
-      keywords().listed() + ". " + kLanesDoc + " " + kRingDoc +
-      " log: a file, made if it is not there. rank: of noise, 0 for elementwise. period: steps for "
+      "Mode log, which logs what moves the weights: " + keywords(ZoMode::kLog).listed() +
+      ". Mode write_back, which writes each step into them: " +
+      keywords(ZoMode::kWriteBack).listed() + ". " + kLanesDoc +
+      " resident_room: bytes of weights that may stay on the device. depth: modules on their way. "
+      "log: a file, made if it is not there. rank: of noise, 0 for elementwise. period: steps for "
       "which V is kept. trained: name, tensor and parameter group of each weight, if the noise has "
-      "a rank. base_hash: 16 bytes, of a base in host memory. arena: the base.";
-  Class engine(m, "ZoEngine",
-               "Streams perturbed weights from host memory or an arena, and logs what moves them.");
-  engine
-      .def(py::init([](const StreamRef& compute, const std::vector<Trained>& trained,
-                       const py::bytes& base_hash, const HeldArenaPtr& arena,
-                       const py::kwargs& given) {
-             ZoEngineOptions options = options_on(compute, keywords(), given);
-             options.ring.lanes.check_interrupt = signal_check();
-             if (arena != nullptr) {
-               options.arena = arena->arena.get();
-             } else {
-               options.base = base_of(base_hash);
-             }
-             const GilReleased free;
-             return Holder(new StreamedEngine(options, arena, trained));
-           }),
-           py::kw_only(), py::arg("compute"), py::arg("trained"),
-           py::arg("base_hash") = py::bytes(), py::arg("arena") = py::none(), doc.c_str())
-      .def("stream", &stream, py::arg("uses"),
-           "Each is name, host tensor, parameter group, number of the module, whether it stays on "
-           "the device, number in the arena or -1; in the order of the forward. Names of one "
-           "storage are one weight. Of a weight of the arena the tensor says shape and type.");
+      "a rank. base_hash: 16 bytes, of a base in host memory. arena: the base. threads: how many "
+      "write steps in host memory. wire: type in which float32 masters cross the link, or fp8, for "
+      "images of them; empty: as they are.";
+  Class engine(m, "ZoEngine", "Streams perturbed weights from host memory or an arena.");
+  engine.def(py::init(&make_engine), py::kw_only(), py::arg("compute"), py::arg("mode"),
+             py::arg("trained") = std::vector<Trained>(), py::arg("base_hash") = py::bytes(),
+             py::arg("arena") = py::none(), doc.c_str());
   def_passes(engine);
-  engine.def("commit", &commit, py::arg("g"), py::arg("rates"), py::arg("non_finite"),
-             "Log the step, one (lr, weight_decay) a group, and end the pass.");
   def_log(engine);
   def_low_rank(engine);
+  def_write_back(engine);
 }
 
 }  // namespace sluiceway

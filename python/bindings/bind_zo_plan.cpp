@@ -9,9 +9,9 @@
 
 #include "python/bindings/bindings.h"
 #include "python/bindings/dtype_name.h"
-#include "runtime/engine/zo/arena_footprint.h"
+#include "runtime/engine/stream/slot_plan.h"
 #include "runtime/engine/zo/arena_plan.h"
-#include "runtime/engine/zo/slot_plan.h"
+#include "runtime/engine/zo/zo_arena.h"
 
 namespace sluiceway {
 namespace {

@@ -30,7 +30,6 @@ void bind_warning(py::module_& m);
 void bind_weight_plan(py::module_& m);
 void bind_zo_arena(py::module_& m);
 void bind_zo_engine(py::module_& m);
-void bind_zo_parity(py::module_& m);
 void bind_zo_plan(py::module_& m);
 
 }  // namespace sluiceway

@@ -24,6 +24,5 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_offload_engine(m);
   sluiceway::bind_zo_arena(m);  // Whose class the engine takes.
   sluiceway::bind_zo_engine(m);
-  sluiceway::bind_zo_parity(m);
   sluiceway::bind_zo_plan(m);
 }

@@ -28,7 +28,6 @@ __all__: list[str] = [
     "WeightSpec",
     "ZoArena",
     "ZoEngine",
-    "ZoParityEngine",
     "ZoSnapshot",
     "adam_step",
     "auto_codec",
@@ -686,115 +685,6 @@ class ZoArena:
         Bytes that this process has written.
         """
 
-class ZoEngine:
-    """
-    Streams perturbed weights from host memory or an arena, and logs what moves them.
-    """
-    def __init__(
-        self,
-        *,
-        compute: Stream,
-        trained: collections.abc.Sequence[tuple[str, torch.Tensor, typing.SupportsInt]],
-        base_hash: bytes = b"",
-        arena: ZoArena = None,
-        **kwargs,
-    ) -> None:
-        """
-        keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, depth, family, rank, period, seed, groups, directions, log. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device. depth: modules on their way. log: a file, made if it is not there. rank: of noise, 0 for elementwise. period: steps for which V is kept. trained: name, tensor and parameter group of each weight, if the noise has a rank. base_hash: 16 bytes, of a base in host memory. arena: the base.
-        """
-    def acquire(
-        self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
-    ) -> torch.Tensor:
-        """
-        The slot itself, as a tensor: its elements last until release(). Of an evaluation both sides are theta.
-        """
-    def begin_evaluation(self) -> None: ...
-    def begin_step(self) -> None: ...
-    def branch(self, step: typing.SupportsInt, path: str) -> None:
-        """
-        Write the line up to `step` to a log of its own.
-        """
-    def commit(
-        self,
-        g: collections.abc.Sequence[typing.SupportsFloat],
-        rates: collections.abc.Sequence[tuple[typing.SupportsFloat, typing.SupportsFloat]],
-        non_finite: bool,
-    ) -> None:
-        """
-        Log the step, one (lr, weight_decay) a group, and end the pass.
-        """
-    def consolidate(
-        self, step: typing.SupportsInt, run_state: bytes, progress: typing.Any = None
-    ) -> None:
-        """
-        Make theta of a step the base, which carries the bytes of a run; between passes. progress: called with bytes done and in all.
-        """
-    def enable_trace(self, on: bool, path: str = "") -> None:
-        """
-        With the path that write_trace() will be given, events are kept on that disk until then.
-        """
-    def finish(self) -> None:
-        """
-        End the pass, if there is one; a step that was not committed is as if it had not begun.
-        """
-    def low_rank_neighbours(
-        self,
-        weight: str,
-        direction: typing.SupportsInt,
-        base: torch.Tensor,
-        plus: torch.Tensor,
-        minus: torch.Tensor,
-        compute: Stream,
-    ) -> None:
-        """
-        Write theta + eps z and theta - eps z of the step that has begun.
-        """
-    def low_rank_theta(
-        self, weight: str, base: torch.Tensor, out: torch.Tensor, compute: Stream
-    ) -> None:
-        """
-        Write theta of a weight with low-rank noise, by its name.
-        """
-    def pending(self, group: typing.SupportsInt) -> tuple[list[tuple[int, int, int, float]], float]:
-        """
-        Return (seed, step, purpose, scale) of each update of the base, and Gamma.
-        """
-    def release(
-        self, use: typing.SupportsInt, direction: typing.SupportsInt, compute: Stream
-    ) -> None: ...
-    def restore(self, entries: typing.SupportsInt) -> None:
-        """
-        Return to the line that the log had after a number of entries.
-        """
-    def rollback(self, step: typing.SupportsInt) -> None: ...
-    def stream(
-        self,
-        uses: collections.abc.Sequence[
-            tuple[
-                str, torch.Tensor, typing.SupportsInt, typing.SupportsInt, bool, typing.SupportsInt
-            ]
-        ],
-    ) -> None:
-        """
-        Each is name, host tensor, parameter group, number of the module, whether it stays on the device, number in the arena or -1; in the order of the forward. Names of one storage are one weight. Of a weight of the arena the tensor says shape and type.
-        """
-    def sync(self) -> None: ...
-    def take_stats(self) -> dict[str, typing.Any]: ...
-    def write_trace(self, path: str) -> None:
-        """
-        Of all rings, those before a new base too.
-        """
-    @property
-    def entries(self) -> int: ...
-    @property
-    def gammas(self) -> list[float]: ...
-    @property
-    def log_id(self) -> str: ...
-    @property
-    def next_step(self) -> int: ...
-    @property
-    def streams(self) -> bool: ...
-
 class ZoSnapshot:
     """
     The masters at one step, for another thread to read while steps go on. Weights are given by their number in hold().
@@ -814,13 +704,22 @@ class ZoSnapshot:
     @property
     def step(self) -> int: ...
 
-class ZoParityEngine:
+class ZoEngine:
     """
-    Streams perturbed weights from host memory, and writes each step into them.
+    Streams perturbed weights from host memory or an arena.
     """
-    def __init__(self, *, compute: Stream, **kwargs) -> None:
+    def __init__(
+        self,
+        *,
+        compute: Stream,
+        mode: str,
+        trained: collections.abc.Sequence[tuple[str, torch.Tensor, typing.SupportsInt]] = [],
+        base_hash: bytes = b"",
+        arena: ZoArena = None,
+        **kwargs,
+    ) -> None:
         """
-        keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, wire, depth, family, seed, threads, groups, directions. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device. depth: modules on their way. threads: how many write steps in host memory. wire: type in which float32 masters cross the link, or fp8, for images of them; empty: as they are.
+        Mode log, which logs what moves the weights: keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, family, seed, groups, directions, depth, rank, period, log. Mode write_back, which writes each step into them: keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, family, seed, groups, directions, wire, depth, threads. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device. depth: modules on their way. log: a file, made if it is not there. rank: of noise, 0 for elementwise. period: steps for which V is kept. trained: name, tensor and parameter group of each weight, if the noise has a rank. base_hash: 16 bytes, of a base in host memory. arena: the base. threads: how many write steps in host memory. wire: type in which float32 masters cross the link, or fp8, for images of them; empty: as they are.
         """
     def acquire(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
@@ -834,13 +733,24 @@ class ZoParityEngine:
         Begin a snapshot of next_step, which the passes complete; one at a time.
         """
     def begin_step(self) -> None: ...
+    def branch(self, step: typing.SupportsInt, path: str) -> None:
+        """
+        Write the line up to `step` to a log of its own.
+        """
     def commit(
         self,
         g: collections.abc.Sequence[typing.SupportsFloat],
         rates: collections.abc.Sequence[tuple[typing.SupportsFloat, typing.SupportsFloat]],
+        non_finite: bool = False,
     ) -> None:
         """
         Make the step, one (lr, weight_decay) a group, and end the pass.
+        """
+    def consolidate(
+        self, step: typing.SupportsInt, run_state: bytes, progress: typing.Any = None
+    ) -> None:
+        """
+        Make theta of a step the base, which carries the bytes of a run; between passes. progress: called with bytes done and in all.
         """
     def drop_snapshot(self) -> None:
         """
@@ -871,6 +781,28 @@ class ZoParityEngine:
         """
         Take all trained weights, once: name, master in host memory, parameter group, and a tensor of the shape and type that a forward reads.
         """
+    def low_rank_neighbours(
+        self,
+        weight: str,
+        direction: typing.SupportsInt,
+        base: torch.Tensor,
+        plus: torch.Tensor,
+        minus: torch.Tensor,
+        compute: Stream,
+    ) -> None:
+        """
+        Write theta + eps z and theta - eps z of the step that has begun.
+        """
+    def low_rank_theta(
+        self, weight: str, base: torch.Tensor, out: torch.Tensor, compute: Stream
+    ) -> None:
+        """
+        Write theta of a weight with low-rank noise, by its name.
+        """
+    def pending(self, group: typing.SupportsInt) -> tuple[list[tuple[int, int, int, float]], float]:
+        """
+        Return (seed, step, purpose, scale) of each update of the base, and Gamma.
+        """
     def release(
         self, use: typing.SupportsInt, direction: typing.SupportsInt, compute: Stream
     ) -> None: ...
@@ -878,19 +810,44 @@ class ZoParityEngine:
         """
         Declare that masters are of this step.
         """
+    def restore(self, entries: typing.SupportsInt) -> None:
+        """
+        Return to the line that the log had after a number of entries.
+        """
+    def rollback(self, step: typing.SupportsInt) -> None: ...
+    @typing.overload
+    def stream(
+        self,
+        uses: collections.abc.Sequence[
+            tuple[
+                str, torch.Tensor, typing.SupportsInt, typing.SupportsInt, bool, typing.SupportsInt
+            ]
+        ],
+    ) -> None:
+        """
+        Mode log. Each is name, host tensor, parameter group, number of the module, whether it stays on the device, number in the arena or -1; in the order of the forward. Names of one storage are one weight. Of a weight of the arena the tensor says shape and type.
+        """
+    @typing.overload
     def stream(
         self, uses: collections.abc.Sequence[tuple[typing.SupportsInt, typing.SupportsInt, bool]]
     ) -> None:
         """
-        Each is the number of a weight that is held, number of the module, and whether it stays on the device; in the order of the forward.
+        Mode write_back. Each is the number of a weight that is held, number of the module, and whether it stays on the device; in the order of the forward.
         """
+    def sync(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
     def write_trace(self, path: str) -> None:
         """
         Of all rings, those before a new base too.
         """
     @property
+    def entries(self) -> int: ...
+    @property
+    def gammas(self) -> list[float]: ...
+    @property
     def is_passing(self) -> bool: ...
+    @property
+    def log_id(self) -> str: ...
     @property
     def next_step(self) -> int: ...
     @property

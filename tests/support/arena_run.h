@@ -2,6 +2,8 @@
 // a function of the seed, and theta is summed one element at a time by std::fma.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/checksum.h"
+#include "kernels/perturb.h"
 #include "runtime/engine/zo/zo_arena.h"
 #include "runtime/store/memory_io.h"
 #include "tests/support/io_back_ends.h"
@@ -182,15 +186,35 @@ inline WeightBytes read_all(ZoArena& arena) {
   return all;
 }
 
-// Exports all weights of a step; checks that each piece comes once, in its place.
+// Returns all weights of a step, rounded to nearest, as an evaluation reads them.
 inline WeightBytes exported(ZoArena& arena, const ScalarLog& log, std::uint64_t step) {
-  WeightBytes all(arena.weights().size());
-  arena.export_step(log, step,
-                    [&](std::size_t w, std::uint64_t first, std::span<const std::byte> bytes) {
-                      if (first != all.at(w).size()) throw Error("a piece out of its order");
-                      all[w].insert(all[w].end(), bytes.begin(), bytes.end());
-                    });
+  WeightBytes all = read_all(arena);
+  for (std::size_t w = 0; w < all.size(); ++w) {
+    const ArenaWeight& weight = arena.weights()[w];
+    if (!weight.is_trained()) continue;
+    const LogShape& shape = log.history().header().shape;
+    const Replay replay =
+        log.pending(static_cast<std::uint32_t>(weight.group), log.base().step, step);
+    std::vector<PendingUpdate> pending;
+    for (const ReplayedUpdate& update : replay.updates) {
+      pending.push_back({{shape.run_seed, update.step, stable_hash(weight.name), update.direction},
+                         update.scale});
+    }
+    cpu::materialise(all[w], weight.dtype, all[w], weight.dtype,
+                     {static_cast<NoiseFamily>(shape.noise.family), 0, replay.gamma, pending});
+  }
   return all;
+}
+
+// Checks that the weights match the base's hash.
+inline void expect_base_hash(ZoArena& arena) {
+  const WeightBytes all = read_all(arena);
+  Checksum sum;
+  for (std::size_t w = 0; w < all.size(); ++w) {
+    sum.update(hashed_header(arena.weights()[w]));
+    sum.update(all[w]);
+  }
+  EXPECT_EQ(to_hex(sum.digest()), to_hex(arena.base().base.hash));
 }
 
 }  // namespace sluiceway::test

@@ -75,7 +75,7 @@ class Followed {
   }
   // Reads like a reader of a weight outside the ring.
   void expect_outside(ZoEngine& engine, std::size_t use, const StepNoise* noise) {
-    const ZoWeight& weight = run.uses[use];
+    const StreamedWeight& weight = run.uses[use];
     Budget budget = Budget::unlimited();
     const auto buffer = [&] {
       return Buffer(budget, Tier::kDevice, device_, weight.bytes(), "a copy");

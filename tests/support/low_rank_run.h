@@ -15,7 +15,7 @@
 
 #include "kernels/base/check.h"
 #include "runtime/engine/zo/scalar_log.h"
-#include "runtime/engine/zo/zo_weight.h"
+#include "runtime/engine/zo/zo_pass.h"
 #include "tests/support/low_rank_reference.h"
 #include "tests/support/noise_reference.h"
 #include "tests/support/rng.h"
@@ -47,7 +47,7 @@ class LowRankRun {
         std::memcpy(halves + 2 * i, &half, 2);
       }
     }
-    ZoWeight& use = uses.emplace_back();
+    StreamedWeight& use = uses.emplace_back();
     use.name = concat("w", uses.size());
     use.elements = elements;
     use.form = dtype;
@@ -67,8 +67,8 @@ class LowRankRun {
     state.sums.emplace_back();
     first_.push_back(to);
   }
-  std::vector<ZoWeight> trained() const {
-    std::vector<ZoWeight> all;
+  std::vector<StreamedWeight> trained() const {
+    std::vector<StreamedWeight> all;
     for (std::size_t i = 0; i < uses.size(); ++i) {
       if (first_[i] == i) all.push_back(uses[i]);
     }
@@ -100,7 +100,7 @@ class LowRankRun {
   // Returns what a forward reads; without noise: in an evaluation.
   std::vector<std::byte> expected(std::size_t use, Side side,
                                   const std::optional<StepNoise>& with) const {
-    const ZoWeight& weight = uses.at(use);
+    const StreamedWeight& weight = uses.at(use);
     const auto gamma = static_cast<float>(state.gammas[static_cast<std::size_t>(weight.group)]);
     std::vector<float> z;
     if (with) z = drawn(first_[use], *with);
@@ -123,7 +123,7 @@ class LowRankRun {
   Rng& rng() { return rng_; }
 
   LogShape shape;
-  std::vector<ZoWeight> uses;
+  std::vector<StreamedWeight> uses;
   State state;
 
  private:
@@ -134,7 +134,7 @@ class LowRankRun {
     return reference_z(static_cast<NoiseFamily>(shape.noise.family), key, i);
   }
 
-  static float base_of(const ZoWeight& weight, std::int64_t i) {
+  static float base_of(const StreamedWeight& weight, std::int64_t i) {
     if (weight.dtype() == DType::kF32) return static_cast<const float*>(weight.host)[i];
     bf16 half;
     std::memcpy(&half, static_cast<const std::byte*>(weight.host) + 2 * i, 2);
@@ -171,14 +171,14 @@ class LowRankRun {
     }
   }
 
-  LowRank product(const ZoWeight& weight, const std::vector<float>& left,
+  LowRank product(const StreamedWeight& weight, const std::vector<float>& left,
                   const std::vector<float>& right) const {
     const std::int64_t k = static_cast<std::int64_t>(left.size()) / weight.rows;
     return {{left.data(), k, weight.rows}, {right.data(), k, weight.elements / weight.rows}};
   }
 
   float summed(std::size_t use, std::int64_t i) const {
-    const ZoWeight& weight = uses[use];
+    const StreamedWeight& weight = uses[use];
     const Sums& sums = state.sums[use];
     if (weight.rows == 0) return sums.left[static_cast<std::size_t>(i)];
     const std::int64_t cols = weight.elements / weight.rows;
@@ -187,7 +187,7 @@ class LowRankRun {
   }
 
   std::vector<float> drawn(std::size_t use, const StepNoise& noise) const {
-    const ZoWeight& weight = uses[use];
+    const StreamedWeight& weight = uses[use];
     const auto elements = static_cast<std::size_t>(weight.elements);
     std::vector<float> z(weight.rows > 0 ? shape.noise.rank * static_cast<std::size_t>(weight.rows)
                                          : elements);

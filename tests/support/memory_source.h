@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/zo/weight_source.h"
+#include "runtime/engine/stream/ring_client.h"
 #include "tests/support/rng.h"
 
 namespace sluiceway::test {

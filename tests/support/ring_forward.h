@@ -11,15 +11,65 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
-#include "runtime/engine/zo/weight_ring.h"
+#include "runtime/engine/stream/weight_ring.h"
+#include "runtime/engine/zo/host_masters.h"
 #include "tests/support/ring_model.h"
 
 namespace sluiceway::test {
 
-inline WeightRingOptions ring_options(int depth = 2) {
-  WeightRingOptions all(DeviceId::host());
+struct ZoRingOptions : WeightRingOptions {
+  using WeightRingOptions::WeightRingOptions;
+
+  NoiseFamily family = NoiseFamily::kRademacher;
+  HostMasters* masters = nullptr;  // Receive the steps; null: weights are only read.
+};
+
+// A WeightRing whose passes are those of an engine.
+class ZoRing : public WeightRing {
+ public:
+  ZoRing(const ZoRingOptions& given, std::vector<StreamedWeight> uses)
+      : WeightRing(with_masters(given), std::move(uses)),
+        family_(given.family),
+        masters_(given.masters) {}
+
+  void begin_step(std::span<const StepNoise> noises) { begin(work(noises)); }
+  void begin_evaluation() { begin(work({})); }
+  const void* acquire(int use, int direction, Side side, StreamRef compute) {
+    return WeightRing::acquire(use, direction, side == Side::kPlus ? 0 : 1, compute);
+  }
+  void commit(const ZoUpdates& updates) {
+    finish();
+    updates_ = std::make_shared<ZoUpdates>(updates);
+  }
+  void flush() { WeightRing::flush(work({})); }
+  void copy_residents_back() { WeightRing::copy_residents_back(work({})); }
+
+ private:
+  static WeightRingOptions with_masters(const ZoRingOptions& given) {
+    WeightRingOptions all = given;
+    all.written = given.masters;
+    return all;
+  }
+  std::shared_ptr<ZoPass> work(std::span<const StepNoise> noises) const {
+    auto pass = std::make_shared<ZoPass>();
+    pass->family = family_;
+    pass->noises.assign(noises.begin(), noises.end());
+    pass->updates = updates_;
+    if (masters_ != nullptr) pass->steps = masters_->steps();
+    return pass;
+  }
+
+  NoiseFamily family_;
+  HostMasters* masters_;
+  std::shared_ptr<const ZoUpdates> updates_;
+};
+
+inline ZoRingOptions ring_options(int depth = 2) {
+  ZoRingOptions all(DeviceId::host());
   all.lanes.limits.fill(Budget::kUnlimited);
   all.depth = {depth, depth, depth};
   return all;
@@ -27,10 +77,10 @@ inline WeightRingOptions ring_options(int depth = 2) {
 
 class RingForward {
  public:
-  RingForward(const WeightRingOptions& given, RingModel& model)
+  RingForward(const ZoRingOptions& given, RingModel& model)
       : RingForward(given, model, model.uses) {}
   // Works over the same weights in other memory.
-  RingForward(const WeightRingOptions& given, RingModel& model, const std::vector<ZoWeight>& uses)
+  RingForward(const ZoRingOptions& given, RingModel& model, const std::vector<StreamedWeight>& uses)
       : model_(model), family_(given.family), ring(given, uses) {}
 
   void begin(int directions = 1) {
@@ -110,17 +160,17 @@ class RingForward {
   std::vector<Held> held_;
 
  public:
-  WeightRing ring;
+  ZoRing ring;
 };
 
 // A step in two directions over five weights of a ring in which one fails. The first call to
 // notice, for one the constructor, and each later call throw an error that `named` matches.
 template <typename Matcher>
-void expect_failure_comes_out(const WeightRingOptions& given, const RingModel& model, int failing,
+void expect_failure_comes_out(const ZoRingOptions& given, const RingModel& model, int failing,
                               const Matcher& named) {
-  std::unique_ptr<WeightRing> ring;
+  std::unique_ptr<ZoRing> ring;
   const auto pass = [&] {
-    ring = std::make_unique<WeightRing>(given, model.uses);
+    ring = std::make_unique<ZoRing>(given, model.uses);
     ring->begin_step(std::array{StepNoise{1, 1, 1, 1e-3F}, StepNoise{1, 1, 2, 1e-3F}});
     for (int i = 0; i < 5; ++i) {
       for (const int direction : {0, 1}) {

@@ -13,7 +13,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/elements.h"
 #include "kernels/perturb.h"
-#include "runtime/engine/zo/zo_weight.h"
+#include "runtime/engine/zo/zo_pass.h"
 #include "tests/support/rng.h"
 
 namespace sluiceway::test {
@@ -60,7 +60,7 @@ class RingModel {
   void move_to_source(int use) {
     const void* const host = uses.at(static_cast<std::size_t>(use)).host;
     if (host == nullptr) return;
-    for (ZoWeight& other : uses) {
+    for (StreamedWeight& other : uses) {
       if (other.host != host) continue;
       other.host = nullptr;
       other.source = static_cast<int>(sourced_.size());
@@ -82,8 +82,8 @@ class RingModel {
   // Returns what a forward reads; without noise: in an evaluation.
   std::vector<std::byte> expected(int use, Side side, const std::optional<StepNoise>& noise,
                                   const ZoUpdates& updates, NoiseFamily family) const {
-    const ZoWeight& weight = uses.at(static_cast<std::size_t>(use));
-    const auto first = std::find_if(uses.begin(), uses.end(), [&](const ZoWeight& other) {
+    const StreamedWeight& weight = uses.at(static_cast<std::size_t>(use));
+    const auto first = std::find_if(uses.begin(), uses.end(), [&](const StreamedWeight& other) {
       return base_of(other) == base_of(weight);
     });
     const auto key = [&](const StepNoise& n) {
@@ -107,12 +107,12 @@ class RingModel {
     return side == Side::kPlus ? plus : minus;
   }
 
-  std::vector<ZoWeight> uses;
+  std::vector<StreamedWeight> uses;
 
  private:
   int next_module() const { return uses.empty() ? 0 : uses.back().module + 1; }
 
-  const std::byte* base_of(const ZoWeight& weight) const {
+  const std::byte* base_of(const StreamedWeight& weight) const {
     if (weight.source < 0) return static_cast<const std::byte*>(weight.host);
     return sourced_.at(static_cast<std::size_t>(weight.source)).data();
   }

@@ -7,12 +7,12 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <optional>
+#include <memory>
 #include <vector>
 
+#include "runtime/engine/stream/weight_places.h"
 #include "runtime/engine/zo/host_masters.h"
 #include "runtime/engine/zo/log_theta.h"
-#include "runtime/engine/zo/weight_places.h"
 #include "tests/support/ring_forward.h"
 #include "tests/support/ring_model.h"
 
@@ -22,18 +22,18 @@ class WrittenRun {
  public:
   using Make = std::function<void(RingModel&)>;  // Called twice, with the same effect.
 
-  WrittenRun(WeightRingOptions given, std::uint64_t seed, const Make& make)
+  WrittenRun(ZoRingOptions given, std::uint64_t seed, const Make& make)
       : model(seed), oracle(seed), masters({7, given.family, 0, 2}) {
     make(model);
     make(oracle);
     for (std::size_t i = 0; i < model.uses.size(); ++i) {
       if (first_uses(model.uses)[i] == static_cast<int>(i)) first.push_back(i);
     }
-    std::vector<ZoWeight> held;
+    std::vector<StreamedWeight> held;
     for (const std::size_t i : first) held.push_back(model.uses[i]);
     masters.hold(held);
     given.masters = &masters;
-    forward.emplace(given, oracle, model.uses);
+    forward = std::make_unique<RingForward>(given, oracle, model.uses);
   }
 
   void commit() {
@@ -56,7 +56,7 @@ class WrittenRun {
   void expect_flushed() {
     forward->ring.flush();
     for (const std::size_t i : first) {
-      const ZoWeight& weight = model.uses[i];
+      const StreamedWeight& weight = model.uses[i];
       EXPECT_EQ(std::memcmp(weight.host, oracle.uses[i].host, weight.bytes()), 0)
           << weight.name << " of step " << masters.next_step();
     }
@@ -72,10 +72,10 @@ class WrittenRun {
   RingModel model, oracle;
   std::vector<std::size_t> first;  // Uses.
   HostMasters masters;
-  std::optional<RingForward> forward;
+  std::unique_ptr<RingForward> forward;
 
  private:
-  void move(const ZoWeight& weight, const ZoUpdates& step) {
+  void move(const StreamedWeight& weight, const ZoUpdates& step) {
     const std::uint64_t tensor = stable_hash(weight.name);
     std::vector<PendingUpdate> pending;
     for (const ZoUpdates::Record& r : step.records) {

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/elements.h"
 #include "kernels/base/error.h"
 #include "kernels/fp8_image.h"
+#include "kernels/perturb.h"
 
 namespace sluiceway {
 namespace {
@@ -32,10 +34,10 @@ HostMasters::HostMasters(const Options& options)
       steps_(none_from(options.step, run_seed_, family_)),
       lacked_from_(options.step) {}
 
-void HostMasters::hold(std::vector<ZoWeight> weights) {
+void HostMasters::hold(std::vector<StreamedWeight> weights) {
   std::map<const void*, std::size_t> by_memory;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const ZoWeight& weight = weights[i];
+    const StreamedWeight& weight = weights[i];
     SLUICEWAY_CHECK(weight.host != nullptr && weight.elements > 0, "masters: ", weight.name,
                     " has ", weight.elements, " elements at ", weight.host,
                     ", expected 1 or more elements in host memory");
@@ -52,11 +54,11 @@ void HostMasters::hold(std::vector<ZoWeight> weights) {
   lacks_from_ = landed_ = step_of_;
 }
 
-std::size_t HostMasters::index_of(const ZoWeight& use) const {
+std::size_t HostMasters::index_of(const StreamedWeight& use) const {
   const auto found = by_memory_.find(use.host);
   SLUICEWAY_CHECK(found != by_memory_.end(), "masters: ", use.name, " is at ", use.host,
                   ", which is not the memory of any of the ", weights_.size(), " trained weights");
-  const ZoWeight& weight = weights_[found->second];
+  const StreamedWeight& weight = weights_[found->second];
   SLUICEWAY_CHECK(weight.elements == use.elements && weight.dtype() == use.dtype() &&
                       weight.group == use.group && weight.name == use.name,
                   "masters: ", use.name, " is ", use.elements, " ", to_string(use.dtype()),
@@ -163,7 +165,7 @@ void HostMasters::catch_up(std::size_t index, const Act& act) {
   }
   const std::uint64_t from = step_of(index);
   if (from == steps->next() && !act) return;
-  const ZoWeight& weight = weights_[index];
+  const StreamedWeight& weight = weights_[index];
   check_landed(index, from);
   const std::uint64_t width = size_bytes(weight.dtype());
   team_.run(static_cast<std::uint64_t>(weight.elements), kFp8Tile,
@@ -183,6 +185,48 @@ void HostMasters::check_landed(std::size_t index, std::uint64_t step) const {
   const std::lock_guard lock(mutex_);
   if (landed_[index] == step) return;
   throw not_back(index, step);
+}
+
+MasterImages::MasterImages(HostMasters& masters, WeightForm wire)
+    : masters_(masters), wire_(wire), worker_({"zo images", -1}) {
+  SLUICEWAY_CHECK(wire != WeightForm(DType::kF32), "master images: the link's form is ",
+                  to_string(wire), ", expected a form of 16 bits, or fp8");
+}
+
+void MasterImages::stand_for(StreamedWeight& use, std::size_t master) const {
+  if (use.keep || use.dtype() != DType::kF32) return;
+  use.computed = use.copy_dtype();
+  use.form = wire_;
+  use.host = nullptr;
+  use.source = static_cast<int>(master);
+}
+
+std::uint64_t MasterImages::read_bytes(std::size_t weight) const {
+  return wire_.bytes(static_cast<std::uint64_t>(masters_.weight(weight).elements));
+}
+
+void MasterImages::read(std::size_t weight, std::span<std::byte> into, Done done) {
+  worker_.post([this, weight, into, done = std::move(done)] {
+    std::exception_ptr error;
+    try {
+      make(weight, into);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    done(error);
+  });
+}
+
+void MasterImages::make(std::size_t weight, std::span<std::byte> into) {
+  masters_.catch_up(weight, [&](std::uint64_t begin, std::uint64_t end) {
+    const std::span master(masters_.data(weight) + begin * sizeof(float),
+                           (end - begin) * sizeof(float));
+    const std::span image = into.subspan(wire_.bytes(begin), wire_.bytes(end - begin));
+    if (wire_.is_fp8_image()) {
+      return cpu::make_fp8_image(elements<float>(master), image);
+    }
+    cpu::materialise(master, DType::kF32, image, wire_.dtype(), {});
+  });
 }
 
 }  // namespace sluiceway

@@ -25,16 +25,19 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/noise.h"
+#include "runtime/device/worker.h"
 #include "runtime/engine/zo/master_snapshot.h"
 #include "runtime/engine/zo/range_team.h"
-#include "runtime/engine/zo/written_steps.h"
+#include "runtime/engine/zo/zo_pass.h"
 
 namespace sluiceway {
 
-class HostMasters {
+class HostMasters final : public WrittenWeights {
  public:
   struct Options {
     std::uint64_t run_seed = 0;
@@ -44,39 +47,34 @@ class HostMasters {
   };
   explicit HostMasters(const Options& options);
 
-  void hold(std::vector<ZoWeight> weights);  // All weights, each once; writes to `host`.
+  void hold(std::vector<StreamedWeight> weights);  // All weights, each once; writes to `host`.
   std::size_t size() const noexcept { return weights_.size(); }
-  std::size_t index_of(const ZoWeight& use) const;
-  const ZoWeight& weight(std::size_t index) const { return weights_.at(index); }
+  std::size_t index_of(const StreamedWeight& use) const override;
+  const StreamedWeight& weight(std::size_t index) const { return weights_.at(index); }
 
   // ---- Steps ----
-  std::uint64_t next_step() const { return steps()->next(); }
+  std::uint64_t next_step() const override { return steps()->next(); }
   std::shared_ptr<const WrittenSteps> steps() const;
   void append(ZoUpdates step);
   void restart(std::uint64_t step);  // Declares that all weights are at this step.
 
   // ---- One weight ----
-  std::byte* data(std::size_t index) const;
-  std::uint64_t step_of(std::size_t index) const;
-  // Announces a submitted copy that will bring host memory to this step; land() reports its
-  // arrival.
-  void expect(std::size_t index, std::uint64_t step);
-  void land(std::size_t index, std::uint64_t step) noexcept;
-  void drop(std::size_t index, std::uint64_t step) noexcept;  // No copy: its snapshot fails.
-  // Host memory will be written from a copy of this step, so earlier steps are not missing any
-  // more.
-  void set_copy_step(std::size_t index, std::uint64_t step);
+  std::byte* data(std::size_t index) const override;
+  std::uint64_t step_of(std::size_t index) const override;
+  void expect(std::size_t index, std::uint64_t step) override;
+  void land(std::size_t index, std::uint64_t step) noexcept override;
+  void drop(std::size_t index, std::uint64_t step) noexcept override;  // Its snapshot fails.
+  void set_copy_step(std::size_t index, std::uint64_t step) override;
   // The threads pass ranges of elements to `act` once the missing steps are written; ranges begin
   // at tiles of an image (kernels/fp8_image.h).
   using Act = std::function<void(std::uint64_t begin, std::uint64_t end)>;
-  void catch_up(std::size_t index, const Act& act = {});
+  void catch_up(std::size_t index, const Act& act);
+  void catch_up(std::size_t index) override { catch_up(index, {}); }
 
   // ---- A snapshot ----
   std::shared_ptr<MasterSnapshot> begin_snapshot();           // At next_step().
   std::shared_ptr<MasterSnapshot> snapshot() const noexcept;  // The last one; null: none yet.
-  // Returns an event that happens when no reader needs the memory that a weight of this step would
-  // overwrite.
-  Event may_be_written(std::size_t index, std::uint64_t step) const;
+  Event may_be_written(std::size_t index, std::uint64_t step) const override;
 
  private:
   Error not_back(std::size_t index, std::uint64_t step) const;
@@ -84,7 +82,7 @@ class HostMasters {
 
   std::uint64_t run_seed_;
   NoiseFamily family_;
-  std::vector<ZoWeight> weights_;
+  std::vector<StreamedWeight> weights_;
   std::map<const void*, std::size_t> by_memory_;
   std::mutex catching_up_;  // Guards the team; locked before mutex_.
   RangeTeam team_;
@@ -95,6 +93,33 @@ class HostMasters {
   std::vector<std::uint64_t> lacks_from_;      // First step that it, or its copy, lacks.
   std::uint64_t lacked_from_;                  // The least of these at the last append().
   std::shared_ptr<MasterSnapshot> snapshot_;
+};
+
+// Sends f32 masters over a link in fewer bits, as images, which are made when their step is known.
+//
+// A read writes the missing steps into the master, in the master's own type, and returns its image,
+// rounded to nearest. So no later value is computed from a rounded one.
+//
+// Thread safety: as WeightSource. A thread of this object makes the reads one after the other.
+// Lifetime:      the masters outlive this object, whose destructor completes all requested reads.
+// Errors:        as HostMasters::catch_up(), passed to `done`.
+class MasterImages final : public WeightSource {
+ public:
+  MasterImages(HostMasters& masters, WeightForm wire);
+
+  // Makes a use of an f32 master use its image instead, unless the use must stay on the device.
+  void stand_for(StreamedWeight& use, std::size_t master) const;
+
+  std::uint64_t read_bytes(std::size_t weight) const override;
+  bool is_disk() const override { return false; }
+  void read(std::size_t weight, std::span<std::byte> into, Done done) override;
+
+ private:
+  void make(std::size_t weight, std::span<std::byte> into);
+
+  HostMasters& masters_;
+  WeightForm wire_;
+  Worker worker_;
 };
 
 }  // namespace sluiceway

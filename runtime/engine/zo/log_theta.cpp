@@ -70,8 +70,8 @@ bool LogTheta::is_base(const ArenaWeight& weight) const {
   return replay.updates.empty() && replay.gamma == 1.0F;
 }
 
-void LogTheta::apply(const ArenaWeight& weight, std::uint64_t first, std::span<std::byte> elements,
-                     ThetaRounding rounding) const {
+void LogTheta::apply(const ArenaWeight& weight, std::uint64_t first,
+                     std::span<std::byte> elements) const {
   if (is_base(weight)) return;
   const Replay& replay = groups_[static_cast<std::size_t>(weight.group)];
   const std::uint64_t tensor = stable_hash(weight.name);
@@ -81,9 +81,8 @@ void LogTheta::apply(const ArenaWeight& weight, std::uint64_t first, std::span<s
     pending.push_back({{run_seed_, update.step, tensor, update.direction}, update.scale});
   }
   const BaseRounding of_base(weight.dtype, run_seed_, step_, tensor);
-  const bool is_base = rounding == ThetaRounding::kNewBase;
-  materialise_all(elements, weight.dtype, {family_, first, replay.gamma, pending},
-                  is_base ? of_base.rounding : Rounding::kNearest, of_base.key);
+  materialise_all(elements, weight.dtype, {family_, first, replay.gamma, pending}, of_base.rounding,
+                  of_base.key);
 }
 
 }  // namespace sluiceway

@@ -41,12 +41,6 @@ struct BaseRounding {
   NoiseKey key;  // With the step that the weight reaches.
 };
 
-// Rounding of theta to the dtype of its weight.
-enum class ThetaRounding : std::uint8_t {
-  kNearest,  // As in an evaluation and in an export.
-  kNewBase,  // As in BaseRounding.
-};
-
 class LogTheta {
  public:
   // Starts from the base that the log uses.
@@ -54,9 +48,8 @@ class LogTheta {
 
   // Returns whether a weight equals the base, bit for bit.
   bool is_base(const ArenaWeight& weight) const;
-  // Turns whole elements of a weight, from element `first` on, from the base into theta.
-  void apply(const ArenaWeight& weight, std::uint64_t first, std::span<std::byte> elements,
-             ThetaRounding rounding) const;
+  // Turns whole elements of a weight, from element `first` on, from the base into a new base.
+  void apply(const ArenaWeight& weight, std::uint64_t first, std::span<std::byte> elements) const;
 
  private:
   std::uint64_t run_seed_;

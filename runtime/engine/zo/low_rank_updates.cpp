@@ -14,7 +14,7 @@ std::span<std::byte> bytes_of(const MatrixView<float>& rows) {
   return std::as_writable_bytes(std::span(rows.data, static_cast<std::size_t>(rows.elems())));
 }
 
-AnyMatrix matrix_at(std::byte* data, const ZoWeight& shape) {
+AnyMatrix matrix_at(std::byte* data, const StreamedWeight& shape) {
   const std::int64_t cols = shape.elements / shape.rows;
   return {data, shape.rows, cols, cols, shape.dtype()};
 }
@@ -23,7 +23,7 @@ void wait_for_all(std::span<const StreamRef> computes) {
   for (const StreamRef& compute : computes) wait_for(compute);
 }
 
-void check_weight(const ZoWeight& weight, const LogShape& shape) {
+void check_weight(const StreamedWeight& weight, const LogShape& shape) {
   SLUICEWAY_CHECK(weight.group >= 0 && weight.group < static_cast<int>(shape.groups),
                   "low-rank noise: ", weight.name, " is of group ", weight.group,
                   ", expected a number below the log's ", shape.groups);
@@ -37,7 +37,7 @@ void check_weight(const ZoWeight& weight, const LogShape& shape) {
 
 }  // namespace
 
-LowRankUpdates::LowRankUpdates(const LogShape& shape, std::span<const ZoWeight> weights,
+LowRankUpdates::LowRankUpdates(const LogShape& shape, std::span<const StreamedWeight> weights,
                                Budget budget, DeviceId device)
     : shape_(shape),
       family_(static_cast<NoiseFamily>(shape.noise.family)),
@@ -47,7 +47,7 @@ LowRankUpdates::LowRankUpdates(const LogShape& shape, std::span<const ZoWeight> 
                   shape.noise.rank, " and a period of ", shape.noise.period_steps,
                   " steps, expected at least 1 of each");
   std::size_t largest = 0;
-  for (const ZoWeight& weight : weights) {
+  for (const StreamedWeight& weight : weights) {
     check_weight(weight, shape);
     Weight made{weight, 0, {}};
     if (!made.is_matrix()) {
@@ -93,10 +93,6 @@ const LowRankUpdates::Weight& LowRankUpdates::at(std::uint64_t tensor) const {
   SLUICEWAY_CHECK(found != weights_.end(), "low-rank noise: the weight is not among the ",
                   weights_.size(), " trained weights");
   return found->second;
-}
-
-std::size_t LowRankUpdates::drawn_elems(std::uint64_t tensor) const {
-  return static_cast<std::size_t>(at(tensor).shape.rows) * shape_.noise.rank;
 }
 
 std::size_t LowRankUpdates::most_drawn_elems() const noexcept {

@@ -37,7 +37,7 @@
 #include "kernels/low_rank.h"
 #include "kernels/noise.h"
 #include "runtime/engine/zo/scalar_log.h"
-#include "runtime/engine/zo/zo_weight.h"
+#include "runtime/engine/zo/zo_pass.h"
 #include "runtime/memory/buffer.h"
 
 namespace sluiceway {
@@ -54,7 +54,7 @@ class LowRankUpdates {
   };
 
   // `weights` are all trained weights. Vectors are in host memory; for matrices that is ignored.
-  LowRankUpdates(const LogShape& shape, std::span<const ZoWeight> weights, Budget budget,
+  LowRankUpdates(const LogShape& shape, std::span<const StreamedWeight> weights, Budget budget,
                  DeviceId device);
 
   // ---- Between passes ----
@@ -67,8 +67,7 @@ class LowRankUpdates {
   void let_go() noexcept;  // Frees all factors after a failed prepare(); follow() remakes them.
 
   // ---- Within passes ----
-  std::size_t drawn_elems(std::uint64_t tensor) const;  // Elements of U per direction; 0: a vector.
-  std::size_t most_drawn_elems() const noexcept;
+  std::size_t most_drawn_elems() const noexcept;  // Of U, for one direction of any weight.
   // Makes theta, or its neighbours along a direction of a prepared step. All memory is on the
   // device; `drawn` receives U, and is free when the work on `stream` is done.
   void make(std::uint64_t tensor, const Elements& elements, const ZoUpdates& updates,
@@ -82,7 +81,7 @@ class LowRankUpdates {
     bool is_matrix() const noexcept { return shape.rows > 0; }
     std::int64_t cols() const noexcept { return shape.elements / shape.rows; }
 
-    ZoWeight shape;
+    StreamedWeight shape;
     std::uint64_t periods = 0;  // That `factors` has room for, with V drawn.
     Buffer factors;             // L for all periods, then R; for a vector, A.
   };

@@ -12,6 +12,9 @@
 // announce(), rollback(), restore() and branch() sync before they return, because other files rely
 // on them.
 //
+// The file: one process writes it, only at its end, and holds its lock (runtime/store/file_lock.h).
+// Readers take no lock; they see a prefix of the appended entries, perhaps with a part of the last.
+//
 // Damage: a log is read up to the first entry that does not hold. The rest is lost(); open() warns
 // of it if it may write. It stays in the file until something is appended; then its whole entries
 // are kept beside the log, as PATH.lost.<sum>, and the file is cut.
@@ -25,6 +28,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,12 +36,54 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/zo/log_file.h"
 #include "runtime/engine/zo/log_history.h"
-#include "runtime/engine/zo/log_reader.h"
 #include "runtime/engine/zo/replay.h"
+#include "runtime/store/file_lock.h"
+#include "runtime/store/new_file.h"
 
 namespace sluiceway {
+
+// Ownership: move-only; closes and so unlocks on destruction.
+class LogFile {
+ public:
+  LogFile(const std::string& path, Access access, std::chrono::milliseconds busy_wait);
+
+  const std::string& path() const noexcept { return path_; }
+  std::uint64_t size_bytes() const;
+  // Returns the bytes from `offset` on, at most `most`.
+  std::vector<std::byte> read(std::uint64_t offset, std::uint64_t most) const;
+
+  // Uses one write(), so a process killed after it loses nothing of it.
+  void write(std::span<const std::byte> bytes, std::uint64_t offset);
+  void truncate(std::uint64_t size_bytes);
+  void sync();  // After it threw, never call it again: the system may forget the loss.
+
+ private:
+  std::string path_;
+  OpenFd fd_;
+};
+
+// The part after the last valid entry.
+struct LogLoss {
+  std::uint64_t offset = 0;  // Offset of its first byte.
+  std::uint64_t bytes = 0;
+  std::uint64_t entries = 0;  // Whole entries; a torn one is not counted.
+  std::uint64_t step = 0;     // The log continues from this step.
+  std::string text;           // Describes the loss and its reason.
+};
+
+struct LogReading {
+  LogHistory history;
+  std::optional<LogLoss> lost;
+  std::uint64_t bytes = 0;  // Size of the whole log.
+};
+
+// Reads up to the first damage, and reports the rest as lost. Errors as for a header
+// (log_format.h), without which nothing can be read.
+LogReading read_log(const LogFile& file);
+
+// Parses `bytes`; errors name `path`.
+LogReading read_log(std::span<const std::byte> bytes, const std::string& path);
 
 // The arena's account: which weights it holds, and the log that made them, if any.
 struct ArenaBase {

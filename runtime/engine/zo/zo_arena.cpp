@@ -2,16 +2,25 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstddef>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "kernels/base/checksum.h"
 #include "runtime/engine/countdown.h"
+#include "runtime/engine/zo/arena_pass.h"
 #include "runtime/engine/zo/log_theta.h"
+#include "runtime/store/byte_stream.h"
+#include "runtime/store/chunk_store.h"
+#include "runtime/store/new_layout.h"
 
 namespace sluiceway {
 namespace {
+
+constexpr std::string_view kMagic = "SLUICEZA";
+constexpr std::size_t kSumBytes = sizeof(std::uint64_t);
 
 // Of a base, as its bytes go by in their order.
 class BaseSum {
@@ -30,6 +39,79 @@ class BaseSum {
 };
 
 }  // namespace
+
+std::vector<std::byte> encode(const ArenaState& state) {
+  const Base& base = state.arena.base;
+  ByteWriter out;
+  out.put(std::as_bytes(std::span(kMagic)));
+  out.put(kArenaStateVersion);
+  out.put(std::uint32_t{0});
+  out.put(std::span<const std::byte>(base.hash));
+  out.put(base.generation);
+  out.put(base.step);
+  out.put(std::span<const std::byte>(state.arena.made_with));
+  out.put(static_cast<std::uint64_t>(state.run.size()));
+  out.put(std::span<const std::byte>(state.run));
+  out.put(checksum64(out.bytes()));
+  return out.take();
+}
+
+ArenaState decode_arena_state(std::span<const std::byte> bytes) {
+  ByteReader fields(bytes, "the arena's state");
+  if (!std::ranges::equal(fields.take(kMagic.size()), std::as_bytes(std::span(kMagic)))) {
+    throw Corrupt(concat("the arena's state: does not begin with ", kMagic));
+  }
+  if (const auto version = fields.take<std::uint32_t>(); version != kArenaStateVersion) {
+    throw Unavailable(concat("the arena's state: version is ", version, ", expected ",
+                             kArenaStateVersion, "; this build does not read it"));
+  }
+  if (bytes.size() < kArenaStateBytes) {
+    throw Corrupt(concat("the arena's state: is ", bytes.size(), " bytes, expected at least ",
+                         kArenaStateBytes));
+  }
+  const auto summed = bytes.first(bytes.size() - kSumBytes);
+  ByteReader sum(bytes.last(kSumBytes), "the arena's state");
+  if (const auto said = sum.take<std::uint64_t>(), found = checksum64(summed); found != said) {
+    throw Corrupt(
+        concat("the arena's state: has checksum ", to_hex(found), ", expected ", to_hex(said)));
+  }
+  ArenaState state;
+  (void)fields.take<std::uint32_t>();
+  std::ranges::copy(fields.take(state.arena.base.hash.size()), state.arena.base.hash.begin());
+  state.arena.base.generation = fields.take<std::uint64_t>();
+  state.arena.base.step = fields.take<std::uint64_t>();
+  std::ranges::copy(fields.take(state.arena.made_with.size()), state.arena.made_with.begin());
+  const auto count = fields.take<std::uint64_t>();
+  if (count != fields.left() - kSumBytes) {
+    throw Corrupt(concat("the arena's state: has ", fields.left() - kSumBytes,
+                         " bytes of the run, expected ", count));
+  }
+  const auto run = fields.take(count);
+  state.run.assign(run.begin(), run.end());
+  return state;
+}
+
+std::vector<std::byte> hashed_header(const ArenaWeight& weight) {
+  ByteWriter out;
+  out.put(static_cast<std::uint64_t>(weight.name.size()));
+  out.put(std::as_bytes(std::span(weight.name)));
+  out.put(static_cast<std::uint32_t>(weight.dtype));
+  out.put(static_cast<std::uint64_t>(weight.elements));
+  return out.take();
+}
+
+ArenaFootprint arena_footprint(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes) {
+  const ArenaPlan plan(std::move(weights), chunk_bytes);
+  const Layout layout = new_layout(plan.contents(), {1});
+  ArenaFootprint found{.store_bytes = layout.drives.front().bytes,
+                       .table_bytes = ChunkStore::table_bytes(layout),
+                       .pass_bytes = pass_bytes(plan)};
+  for (std::size_t w = 0; w < plan.weights().size(); ++w) {
+    found.base_bytes += plan.stored_bytes(w);
+    found.largest_bytes = std::max(found.largest_bytes, plan.stored_bytes(w));
+  }
+  return found;
+}
 
 // The store takes no request while it commits or drops. Reads that come meanwhile start
 // afterwards: nobody waits for a commit, since it waits for those in flight, whose handlers may
@@ -208,27 +290,22 @@ void ZoArena::drop() noexcept {
 
 // ---- Theta --------------------------------------------------------------------------------------
 
-void ZoArena::check_is_base_of(const char* caller, const ScalarLog& log) const {
-  SLUICEWAY_CHECK(log.base() == state_.arena.base, "arena: ", caller, ": the log is of base ",
-                  to_text(log.base()), ", expected ", to_text(state_.arena.base),
-                  "; open the log with the arena's base()");
-}
-
-void ZoArena::to_theta(const LogTheta& theta, const ArenaPiece& piece, std::span<std::byte> blocks,
-                       bool new_base) {
+void ZoArena::to_theta(const LogTheta& theta, const ArenaPiece& piece,
+                       std::span<std::byte> blocks) {
   const ArenaWeight& weight = plan_.weights()[piece.weight];
   if (theta.is_base(weight)) return;
   const std::uint64_t width = size_bytes(weight.dtype);
   team_.run(piece.bytes / width, noise_unit(NoiseFamily::kRademacher),
             [&](std::uint64_t begin, std::uint64_t end) {
               theta.apply(weight, piece.first / width + begin,
-                          blocks.subspan(begin * width, (end - begin) * width),
-                          new_base ? ThetaRounding::kNewBase : ThetaRounding::kNearest);
+                          blocks.subspan(begin * width, (end - begin) * width));
             });
 }
 
 void ZoArena::consolidate(ScalarLog& log, const Consolidation& how) {
-  check_is_base_of("consolidate", log);
+  SLUICEWAY_CHECK(log.base() == state_.arena.base, "arena: consolidate: the log is of base ",
+                  to_text(log.base()), ", expected ", to_text(state_.arena.base),
+                  "; open the log with the arena's base()");
   check_room(how.run_state);
   const std::uint64_t step = how.step.value_or(log.next_step());
   const LogTheta theta(log, step, plan_.weights());
@@ -243,7 +320,7 @@ void ZoArena::consolidate(ScalarLog& log, const Consolidation& how) {
     ArenaPass pass;
     pass.writes = true;
     pass.act = [&](const ArenaPiece& piece, std::span<std::byte> blocks) {
-      to_theta(theta, piece, blocks, true);
+      to_theta(theta, piece, blocks);
       sum.add(piece, blocks);
       return !theta.is_base(plan_.weights()[piece.weight]);  // Else its chunk stays the live one.
     };
@@ -257,34 +334,6 @@ void ZoArena::consolidate(ScalarLog& log, const Consolidation& how) {
     throw;
   }
   log.adopt(next);
-}
-
-void ZoArena::export_step(const ScalarLog& log, std::uint64_t step, const Take& take,
-                          const Progress& progress) {
-  check_is_base_of("export_step", log);
-  const LogTheta theta(log, step, plan_.weights());
-  ArenaPass pass;
-  pass.act = [&](const ArenaPiece& piece, std::span<std::byte> blocks) {
-    to_theta(theta, piece, blocks, false);
-    take(piece.weight, piece.first, blocks.first(piece.bytes));
-    return false;
-  };
-  pass.progress = progress;
-  run_pass(*store_, plan_, budget_, pass);
-}
-
-void ZoArena::verify(const Progress& progress) {
-  BaseSum sum(plan_.weights());
-  ArenaPass pass;
-  pass.act = [&](const ArenaPiece& piece, std::span<std::byte> blocks) {
-    sum.add(piece, blocks);
-    return false;
-  };
-  pass.progress = progress;
-  run_pass(*store_, plan_, budget_, pass);
-  if (sum.hash() == base().base.hash) return;
-  throw Corrupt(concat("arena: its weights have hash ", to_hex(sum.hash()), ", expected ",
-                       to_hex(base().base.hash), " of generation ", base().base.generation));
 }
 
 }  // namespace sluiceway

@@ -13,6 +13,9 @@
 //   A2  The bits of a new base follow only from the old one, the log's updates, run seed and step.
 //   A3  Host memory of a pass is kPassBuffers chunks, whatever the size of the model.
 //
+// A commit stores, beside the chunks, which theta they hold and the run's own bytes (ArenaState;
+// docs/zo_log.md section 6 has the grammar).
+//
 // Ownership:     owns the store.
 // Thread safety: read() from any thread, at any time; every other call from one thread. Data read
 //                before consolidate() returned belong to the old base; a caller that reads ahead
@@ -20,7 +23,9 @@
 // Lifetime:      the budget outlives it. ~ZoArena() waits for reads in flight.
 // Errors:        InvalidArgument: other weights, another log, a step that is not pending; nothing
 //                was changed. Corrupt: bytes that do not match their checksum, with the weight and
-//                the chunk. IoError: path, offset, errno. OutOfMemory: the budget.
+//                the chunk; a state that encode() does not produce. Unavailable: a version of the
+//                state that this build does not read. IoError: path, offset, errno. OutOfMemory:
+//                the budget.
 #pragma once
 
 #include <cstddef>
@@ -31,12 +36,11 @@
 #include <span>
 #include <vector>
 
+#include "runtime/engine/stream/ring_client.h"
 #include "runtime/engine/zo/arena_pass.h"
 #include "runtime/engine/zo/arena_plan.h"
-#include "runtime/engine/zo/arena_state.h"
 #include "runtime/engine/zo/range_team.h"
 #include "runtime/engine/zo/scalar_log.h"
-#include "runtime/engine/zo/weight_source.h"
 #include "runtime/memory/budget.h"
 #include "runtime/store/store_options.h"
 #include "runtime/store/store_room.h"
@@ -45,10 +49,35 @@ namespace sluiceway {
 
 class LogTheta;
 
+inline constexpr std::uint32_t kArenaStateVersion = 1;
+inline constexpr std::uint64_t kArenaStateBytes = 80;  // Without the run's own bytes.
+
+struct ArenaState {
+  ArenaBase arena;
+  std::vector<std::byte> run;  // What the run needs to continue; opaque.
+};
+
+std::vector<std::byte> encode(const ArenaState& state);
+ArenaState decode_arena_state(std::span<const std::byte> bytes);
+
+// Returns the bytes that identify a weight in a base's hash; they precede its content.
+std::vector<std::byte> hashed_header(const ArenaWeight& weight);
+
+// Memory of an arena, computed without making one; errors as in ArenaPlan.
+struct ArenaFootprint {
+  std::uint64_t base_bytes = 0;     // All weights, in whole blocks: read in a pass over them.
+  std::uint64_t store_bytes = 0;    // On disk: the base, and room for the next one beside it.
+  std::uint64_t table_bytes = 0;    // Host memory while the arena is open,
+  std::uint64_t pass_bytes = 0;     // and more while a new base is made.
+  std::uint64_t largest_bytes = 0;  // The largest weight; needed to hold one whole.
+};
+
+ArenaFootprint arena_footprint(std::vector<ArenaWeight> weights, std::uint64_t chunk_bytes);
+
 struct ArenaOptions {
   StoreOptions store;
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;  // For large weights; whole blocks.
-  int threads = 1;                // For the arithmetic of consolidate() and export_step().
+  int threads = 1;                                     // For the arithmetic of consolidate().
   std::span<std::byte> memory{};  // Offered to io_uring for reads into it; outlives the arena.
 };
 
@@ -58,9 +87,6 @@ class ZoArena final : public WeightSource {
   // weights in order and for each weight from start to end.
   using Fill =
       std::function<void(std::size_t weight, std::uint64_t first, std::span<std::byte> into)>;
-  // Takes bytes in the same order; they are lent for the call.
-  using Take = std::function<void(std::size_t weight, std::uint64_t first,
-                                  std::span<const std::byte> bytes)>;
   // Gets bytes done and bytes in total. An exception ends the call, and nothing was changed.
   using Progress = std::function<void(std::uint64_t done, std::uint64_t all)>;
 
@@ -100,11 +126,6 @@ class ZoArena final : public WeightSource {
   // pending. If no update precedes it, only the run state is committed.
   void consolidate(ScalarLog& log, const Consolidation& how);
 
-  // Exports the weights at any step from the base on, rounded to nearest, as in an evaluation.
-  void export_step(const ScalarLog& log, std::uint64_t step, const Take& take,
-                   const Progress& progress = {});
-  void verify(const Progress& progress = {});  // Corrupt: the weights do not match the base's hash.
-
  private:
   struct ReadRequest;
   struct Reads;
@@ -115,12 +136,10 @@ class ZoArena final : public WeightSource {
   void start(const ReadRequest& request);
   void load();
   void make(const Fill& fill, std::span<const std::byte> run_state, const Progress& progress);
-  void check_is_base_of(const char* caller, const ScalarLog& log) const;
   void check_room(std::span<const std::byte> run_state) const;
   void commit_state(ArenaState state);
   void drop() noexcept;
-  void to_theta(const LogTheta& theta, const ArenaPiece& piece, std::span<std::byte> blocks,
-                bool new_base);
+  void to_theta(const LogTheta& theta, const ArenaPiece& piece, std::span<std::byte> blocks);
 
   Budget& budget_;
   ArenaPlan plan_;

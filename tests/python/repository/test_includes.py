@@ -22,6 +22,10 @@ ROOMS = [
     "runtime/schedule",
     "compress",
     "runtime/engine",
+    "runtime/engine/stream",
+    "runtime/engine/subspace",
+    "runtime/engine/offload",
+    "runtime/engine/zo",
     "python/bindings",
 ]
 TREES = ["kernels", "runtime", "compress", "python", "tests", "experiments"]
@@ -140,6 +144,8 @@ GOOD_TREE = {
     "runtime/store/uring_io.cpp": "#include <liburing.h>\n",
     "compress/learner.h": '#include <torch/torch.h>\n#include "kernels/adam.h"\n',
     "runtime/engine/subspace_engine.h": '#include "compress/learner.h"\n',
+    "runtime/engine/stream/ring.h": "#pragma once\n",
+    "runtime/engine/zo/pass.h": '#include "runtime/engine/stream/ring.h"\n',
     "python/bindings/module.cpp": '#include <pybind11/pybind11.h>\n#include "kernels/adam.h"\n',
     "tests/support/matrix.h": '#include "kernels/base/view.h"\n',
     "tests/kernels/adam_test.cpp": '#include "tests/support/matrix.h"\n',
@@ -158,6 +164,11 @@ def test_a_tree_that_keeps_the_rules_is_silent(tmp_path: Path) -> None:
         ("kernels/base/bad.h", '  #  include "kernels/adam.h"', "right of kernels/base"),
         ("runtime/trace/bad.cpp", '#include "kernels/adam.h"', "right of runtime/trace"),
         ("compress/bad.h", '#include "runtime/engine/subspace_engine.h"', "right of compress"),
+        (
+            "runtime/engine/stream/bad.h",
+            '#include "runtime/engine/zo/pass.h"',
+            "right of runtime/engine/stream",
+        ),
         ("kernels/bad.h", '#include "tests/support/matrix.h"', "may not include tests/"),
         ("kernels/bad.h", '#include "view.h"', "written from the root"),
         ("tests/kernels/bad_test.cpp", '#include "adam.h"', "written from the root"),

@@ -51,6 +51,7 @@ class LogAndBase(StreamedWeights):
         if self._training.may_change_directions and self._folder.log.exists():
             self._training.use_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
         engine = _core.ZoEngine(
+            mode="log",
             log=os.fspath(self._folder.log),
             **engine_arguments(self._training),
             **self._base_arguments(),

@@ -58,7 +58,8 @@ class Masters(StreamedWeights):
                     f"{self.owner}: {weight.name} is float16, expected bfloat16 or float32 for "
                     "master='bf16'; leave master out"
                 )
-        self._engine = _core.ZoParityEngine(
+        self._engine = _core.ZoEngine(
+            mode="write_back",
             threads=torch.get_num_threads(),
             wire=training.options.narrow_wire or "",
             **engine_arguments(training),

@@ -1,8 +1,7 @@
 // arena_footprint() agrees with the reservations of an arena of the same weights.
-#include "runtime/engine/zo/arena_footprint.h"
-
 #include <gtest/gtest.h>
 
+#include "runtime/engine/zo/zo_arena.h"
 #include "tests/support/arena_run.h"
 
 namespace sluiceway::test {

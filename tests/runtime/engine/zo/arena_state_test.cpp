@@ -1,6 +1,4 @@
 // The state in an arena's commit: the bytes of docs/zo_log.md, and the bytes that it rejects.
-#include "runtime/engine/zo/arena_state.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +8,7 @@
 
 #include "kernels/base/checksum.h"
 #include "kernels/base/error.h"
+#include "runtime/engine/zo/zo_arena.h"
 #include "runtime/store/byte_stream.h"
 #include "tests/support/rng.h"
 

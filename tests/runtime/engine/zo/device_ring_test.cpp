@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "runtime/device/link_copy.h"
-#include "runtime/engine/zo/weight_ring.h"
+#include "runtime/engine/stream/weight_ring.h"
 #include "runtime/memory/buffer.h"
 #include "tests/support/memory_source.h"
+#include "tests/support/ring_forward.h"
 #include "tests/support/ring_model.h"
 #include "tests/support/side_streams.h"
 #include "tests/support/stream_work.h"
@@ -27,7 +28,7 @@ struct RingCase {
   std::string name;
   RingDepth depth;
   int directions = 1;
-  int perturb_lanes = 1;
+  int copy_lanes = 1;
   std::uint64_t resident_room = 0;
   NoiseFamily family = NoiseFamily::kRademacher;
   LinkCopy::Config link = {};
@@ -37,12 +38,12 @@ struct RingCase {
 
 class CudaRingTest : public testing::TestWithParam<RingCase> {
  protected:
-  static WeightRingOptions options() {
-    WeightRingOptions all(kCuda0);
+  static ZoRingOptions options() {
+    ZoRingOptions all(kCuda0);
     all.lanes.limits.fill(Budget::kUnlimited);
     all.lanes.h2d = GetParam().link;
     all.depth = GetParam().depth;
-    all.perturb_lanes = GetParam().perturb_lanes;
+    all.copy_lanes = GetParam().copy_lanes;
     all.resident_room = GetParam().resident_room;
     all.family = GetParam().family;
     return all;
@@ -62,7 +63,7 @@ struct Look {
 // is all done before the device is held.
 Buffer memory_for_looks(Budget& budget, const RingModel& model, int directions) {
   std::size_t bytes = 0;
-  for (const ZoWeight& use : model.uses) bytes += use.bytes();
+  for (const StreamedWeight& use : model.uses) bytes += use.bytes();
   return {budget, Tier::kPinned, kCuda0, bytes * kPasses * 2 * static_cast<std::size_t>(directions),
           "looks"};
 }
@@ -87,9 +88,9 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughTheDeviceIsLate) {
     Gate gate(kCuda0);
     std::jthread opener;
     SideStreams streams(ref, GetParam().side_streams);
-    WeightRingOptions given = options();
+    ZoRingOptions given = options();
     given.source = &source;
-    WeightRing ring(given, model.uses);
+    ZoRing ring(given, model.uses);
     ZoUpdates updates;
     const auto look = [&](int pass, int use, int direction, Side side,
                           const std::optional<StepNoise>& noise) {
@@ -150,28 +151,26 @@ TEST_P(CudaRingTest, EveryReadEqualsTheOracleThoughTheDeviceIsLate) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cuda, CudaRingTest,
-    testing::Values(RingCase{.name = "two", .depth = {2, 2}},
-                    RingCase{.name = "one", .depth = {1, 1}},
-                    RingCase{.name = "directions", .depth = {2, 2}, .directions = 3},
-                    RingCase{.name = "directions_one",
-                             .depth = {1, 1},
-                             .directions = 3,
-                             .perturb_lanes = 2,
-                             .resident_room = 6000},
-                    RingCase{.name = "eight", .depth = {8, 8}, .perturb_lanes = 4},
-                    RingCase{.name = "resident", .depth = {2, 2}, .resident_room = 6000},
-                    RingCase{.name = "gaussian",
-                             .depth = {2, 2},
-                             .perturb_lanes = 2,
-                             .family = NoiseFamily::kGaussian},
-                    RingCase{.name = "read", .depth = {2, 2, 2}, .is_read = true},
-                    RingCase{.name = "read_one",
-                             .depth = {1, 1, 1},
-                             .directions = 2,
-                             .resident_room = 6000,
-                             .is_read = true},
-                    RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}},
-                    RingCase{.name = "streams", .depth = {2, 2}, .side_streams = 2}),
+    testing::Values(
+        RingCase{.name = "two", .depth = {2, 2}}, RingCase{.name = "one", .depth = {1, 1}},
+        RingCase{.name = "directions", .depth = {2, 2}, .directions = 3},
+        RingCase{.name = "directions_one",
+                 .depth = {1, 1},
+                 .directions = 3,
+                 .copy_lanes = 2,
+                 .resident_room = 6000},
+        RingCase{.name = "eight", .depth = {8, 8}, .copy_lanes = 4},
+        RingCase{.name = "resident", .depth = {2, 2}, .resident_room = 6000},
+        RingCase{
+            .name = "gaussian", .depth = {2, 2}, .copy_lanes = 2, .family = NoiseFamily::kGaussian},
+        RingCase{.name = "read", .depth = {2, 2, 2}, .is_read = true},
+        RingCase{.name = "read_one",
+                 .depth = {1, 1, 1},
+                 .directions = 2,
+                 .resident_room = 6000,
+                 .is_read = true},
+        RingCase{.name = "slow", .depth = {2, 2}, .link = {.gbps = 0.05}},
+        RingCase{.name = "streams", .depth = {2, 2}, .side_streams = 2}),
     [](const auto& param) { return param.param.name; });
 
 }  // namespace

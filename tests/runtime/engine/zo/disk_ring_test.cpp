@@ -11,8 +11,8 @@
 
 #include "kernels/base/error.h"
 #include "runtime/device/device_memory.h"
-#include "runtime/engine/zo/weight_ring.h"
-#include "runtime/engine/zo/zo_lanes.h"
+#include "runtime/engine/stream/ring_hops.h"
+#include "runtime/engine/stream/weight_ring.h"
 #include "tests/support/memory_source.h"
 #include "tests/support/ring_forward.h"
 #include "tests/support/ring_model.h"
@@ -58,11 +58,11 @@ TEST(DiskRingTest, EveryBufferEqualsTheOracleWhateverIsReadAndWhenItCompletes) {
            std::this_thread::sleep_for(std::chrono::microseconds(weight * 37 % 5 * 50));
          }});
     const auto depth = [&] { return 1 + static_cast<int>(model.rng().below(4)); };
-    WeightRingOptions given = ring_options();
+    ZoRingOptions given = ring_options();
     given.depth = {depth(), depth(), depth()};
     given.source = &source;
     given.reads = depth();
-    given.perturb_lanes = 1 + round % 2;
+    given.copy_lanes = 1 + round % 2;
     given.resident_room = round % 3 == 0 ? 6000 : 0;
     given.before_hop = [](LaneId lane, int use) {
       std::this_thread::sleep_for(std::chrono::microseconds((lane * 13 + use * 31) % 7 * 30));
@@ -101,11 +101,11 @@ TEST(DiskRingTest, SlotsOfASkippedUseAreWrittenWhenItIsThroughThem) {
     all_to_source(model);
     MemorySource source(model.sourced(), {.open = false});
     std::vector<int> crossed;  // Written by one lane.
-    WeightRingOptions given = ring_options(1);
+    ZoRingOptions given = ring_options(1);
     given.depth.staging = staging;
     given.source = &source;
     given.before_hop = [&](LaneId lane, int use) {
-      if (lane == zo_lanes::kH2d) crossed.push_back(use);
+      if (lane == ring_lanes::kH2d) crossed.push_back(use);
     };
     {
       RingForward forward(given, model);
@@ -143,7 +143,7 @@ TEST(DiskRingTest, AStreamedUseIsReadOnceAPassAndAResidentOneOnce) {
   all_to_source(model);
   std::array<std::atomic<int>, kUses> reads{};
   MemorySource source(model.sourced(), {.before_end = [&](std::size_t w) { ++reads.at(w); }});
-  WeightRingOptions given = ring_options();
+  ZoRingOptions given = ring_options();
   given.source = &source;
   given.resident_room = 4096;
   RingForward forward(given, model);
@@ -174,10 +174,10 @@ TEST(DiskRingTest, TheNextPassIsReadAndCrossesBeforeThisOneIsCommitted) {
   all_to_source(model);
   MemorySource source(model.sourced(), {});
   std::array<std::atomic<int>, kUses> crossed{};
-  WeightRingOptions given = ring_options(2);
+  ZoRingOptions given = ring_options(2);
   given.source = &source;
   given.before_hop = [&](LaneId lane, int use) {
-    if (lane == zo_lanes::kH2d) ++crossed.at(static_cast<std::size_t>(use));
+    if (lane == ring_lanes::kH2d) ++crossed.at(static_cast<std::size_t>(use));
   };
   RingForward forward(given, model);
   forward.begin();
@@ -194,13 +194,13 @@ TEST(DiskRingTest, ReadsAreOutTogetherAndWhatComesFirstCrossesFirst) {
   all_to_source(model);
   MemorySource source(model.sourced(), {.open = false});
   std::atomic<int> first = -1;
-  WeightRingOptions given = ring_options(3);
+  ZoRingOptions given = ring_options(3);
   given.depth.staging = 4;
   given.source = &source;
   given.reads = 3;
   given.before_hop = [&](LaneId lane, int use) {
     int none = -1;
-    if (lane == zo_lanes::kH2d) first.compare_exchange_strong(none, use);
+    if (lane == ring_lanes::kH2d) first.compare_exchange_strong(none, use);
   };
   RingForward forward(given, model);
   wait_until([&] { return source.out() == 3; });
@@ -219,7 +219,7 @@ TEST(DiskRingTest, StagingIsCountedExactlyAndRefusedWithBothByteCounts) {
   model.add(9000, DType::kF32, 0, true);
   all_to_source(model);
   MemorySource source(model.sourced(), {});
-  WeightRingOptions given = ring_options(2);
+  ZoRingOptions given = ring_options(2);
   given.source = &source;
   const auto pinned = static_cast<std::size_t>(Tier::kPinned);
   const std::uint64_t resident = round_up(std::uint64_t{36000}, std::uint64_t{4096});
@@ -238,13 +238,13 @@ TEST(DiskRingTest, StagingIsCountedExactlyAndRefusedWithBothByteCounts) {
   given.lanes.limits[pinned] = resident;
   RingForward(given, model).run_step();
   given.lanes.limits[pinned] = resident - 1;
-  EXPECT_THAT([&] { WeightRing(given, model.uses); },
+  EXPECT_THAT([&] { ZoRing(given, model.uses); },
               ThrowsMessage<OutOfMemory>(AllOf(HasSubstr(concat(resident, " bytes")),
                                                HasSubstr(concat(resident - 1, " bytes")),
                                                HasSubstr("staging of resident weights"))));
   model.uses.pop_back();
   given.lanes.limits[pinned] = 8191;
-  EXPECT_THAT([&] { WeightRing(given, model.uses); },
+  EXPECT_THAT([&] { ZoRing(given, model.uses); },
               ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("8192 bytes"), HasSubstr("8191 bytes"),
                                                HasSubstr("staging for the ring"))));
 }
@@ -275,7 +275,7 @@ TEST(DiskRingTest, AReadThatFailsComesOutNamedOfEveryCallAndTheRingCanGo) {
       Failing at_once(source);
       if (how > 0) at_once.failing = bad;
       at_once.throws = how == 1;
-      WeightRingOptions given = ring_options(1 + failing % 2);
+      ZoRingOptions given = ring_options(1 + failing % 2);
       given.source = &at_once;
       const auto named =
           ThrowsMessage<Error>(AllOf(HasSubstr(how == 2 ? "" : "planted"), HasSubstr("lane disk"),
@@ -291,7 +291,7 @@ TEST(DiskRingTest, ItWaitsForReadsThatAreOutWhenItGoes) {
     for (int i = 0; i < 4; ++i) model.add(1031);
     all_to_source(model);
     MemorySource source(model.sourced(), {.open = false});
-    WeightRingOptions given = ring_options(2);
+    ZoRingOptions given = ring_options(2);
     given.source = &source;
     std::thread opener;
     {
@@ -316,22 +316,22 @@ TEST(DiskRingTest, AWeightWithoutAPlaceOrWithTwoIsRefused) {
   const void* const host = model.uses[0].host;
   model.move_to_source(0);
   MemorySource source(model.sourced(), {});
-  WeightRingOptions given = ring_options();
-  EXPECT_THAT([&] { WeightRing(given, model.uses); },
+  ZoRingOptions given = ring_options();
+  EXPECT_THAT([&] { ZoRing(given, model.uses); },
               ThrowsMessage<InvalidArgument>(HasSubstr("the options have no source")));
   given.source = &source;
   model.uses[0].elements = 129;
   EXPECT_THAT(
-      [&] { WeightRing(given, model.uses); },
+      [&] { ZoRing(given, model.uses); },
       ThrowsMessage<InvalidArgument>(HasSubstr("w0 is read as 512 bytes, expected at least 516")));
   model.uses[0].elements = 100;
   model.uses[0].host = host;
   const auto refused =
       ThrowsMessage<InvalidArgument>(HasSubstr("either in memory or in the source"));
-  EXPECT_THAT([&] { WeightRing(given, model.uses); }, refused);
+  EXPECT_THAT([&] { ZoRing(given, model.uses); }, refused);
   model.uses[0].host = nullptr;
   model.uses[0].source = -1;
-  EXPECT_THAT([&] { WeightRing(given, model.uses); }, refused);
+  EXPECT_THAT([&] { ZoRing(given, model.uses); }, refused);
 }
 
 }  // namespace

@@ -37,14 +37,10 @@ TEST_F(LogThetaTest, MoreUpdatesThanOneCallTakes) {
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
       const std::vector<ArenaWeight> weights{{"w", 131, dtype, 0}};
       const WeightBytes base = random_bytes(weights, steps);
-      for (const bool new_base : {false, true}) {
-        std::vector<std::byte> bytes = base[0];
-        LogTheta(log, steps, weights)
-            .apply(weights[0], 0, bytes,
-                   new_base ? ThetaRounding::kNewBase : ThetaRounding::kNearest);
-        EXPECT_EQ(bytes, ReferenceTheta(shape, 0, steps).of(weights[0], base[0], new_base))
-            << steps << " steps, " << to_string(dtype) << ", new base " << new_base;
-      }
+      std::vector<std::byte> bytes = base[0];
+      LogTheta(log, steps, weights).apply(weights[0], 0, bytes);
+      EXPECT_EQ(bytes, ReferenceTheta(shape, 0, steps).of(weights[0], base[0], true))
+          << steps << " steps, " << to_string(dtype);
     }
   }
 }
@@ -56,7 +52,7 @@ TEST_F(LogThetaTest, AnySplitHasTheSameBits) {
   const WeightBytes base = random_bytes(weights, 7);
   const LogTheta theta(log, 350, weights);
   std::vector<std::byte> whole = base[0];
-  theta.apply(weights[0], 0, whole, ThetaRounding::kNewBase);
+  theta.apply(weights[0], 0, whole);
   EXPECT_NE(whole, base[0]);
   Rng rng(20261123);
   for (int i = 0; i < 3; ++i) {
@@ -64,7 +60,7 @@ TEST_F(LogThetaTest, AnySplitHasTheSameBits) {
     for (std::size_t at = 0; at < split.size();) {
       const std::size_t bytes =
           std::min(split.size() - at, 2 * static_cast<std::size_t>(1 + rng.below(30'000)));
-      theta.apply(weights[0], at / 2, std::span(split).subspan(at, bytes), ThetaRounding::kNewBase);
+      theta.apply(weights[0], at / 2, std::span(split).subspan(at, bytes));
       at += bytes;
     }
     EXPECT_EQ(split, whole);
@@ -81,7 +77,7 @@ TEST_F(LogThetaTest, BaseStepAndWeightsOfNoGroupStayAsTheyAre) {
   EXPECT_TRUE(theta.is_base(weights[1]));
   const WeightBytes base = random_bytes(weights, 3);
   std::vector<std::byte> bytes = base[1];
-  theta.apply(weights[1], 0, bytes, ThetaRounding::kNewBase);
+  theta.apply(weights[1], 0, bytes);
   EXPECT_EQ(bytes, base[1]);
 }
 

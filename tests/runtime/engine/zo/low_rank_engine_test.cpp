@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/engine/zo/zo_lanes.h"
+#include "runtime/engine/stream/ring_hops.h"
 #include "tests/support/backend.h"
 #include "tests/support/low_rank_engine_run.h"
 #include "tests/support/stream_work.h"
@@ -37,7 +37,7 @@ TEST_P(LowRankEngineTest, PassesAreWhatTheLogSaysOverPeriodsAndInTheNextProcess)
     Followed all(GetParam(), log_shape(c.rank, c.period, c.directions));
     ZoEngineOptions options = all.options();
     options.ring.depth = {c.depth, c.depth, c.depth};
-    options.ring.perturb_lanes = c.lanes;
+    options.ring.copy_lanes = c.lanes;
     options.ring.resident_room = c.resident_room;
     for (int opened = 0; opened < 2; ++opened) {
       ZoEngine engine(options);
@@ -153,7 +153,7 @@ TEST_P(LowRankEngineTest, FactorsAreReadOnEveryStreamBeforeTheyAreWritten) {
   second.synchronize();
   engine.begin_step(), all.commit(engine);
   LowRankUpdates& low_rank = engine.low_rank(all.compute);
-  const ZoWeight& vector = all.run.uses[1];
+  const StreamedWeight& vector = all.run.uses[1];
   const std::vector<std::byte> expected = all.run.expected(1, Side::kPlus, {});
   Budget budget = Budget::unlimited();
   const auto buffer = [&] {
@@ -203,9 +203,9 @@ struct LateUse {
   std::atomic<int> waiting = 0;
 
   void hold_in(ZoEngineOptions& options) {
-    options.ring.perturb_lanes = 2;
+    options.ring.copy_lanes = 2;
     options.ring.before_hop = [this](LaneId lane, int use) {
-      if (lane != zo_lanes::kPerturb || use != 1 || open) return;
+      if (lane != ring_lanes::kCopies || use != 1 || open) return;
       ++waiting;
       open.wait(false);
     };
@@ -276,7 +276,7 @@ TEST(LowRankStepsTest, AreDrawnByLanesThatShareNothing) {
   Followed all(DeviceId::host(), log_shape(4, 2, 1), true);
   for (int i = 0; i < 4; ++i) all.run.add(521, 521, DType::kF32, 0);
   ZoEngineOptions options = all.options();
-  options.ring.perturb_lanes = 4;
+  options.ring.copy_lanes = 4;
   options.ring.depth = {8, 8, 8};
   ZoEngine engine(options);
   engine.stream(all.run.uses);

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/engine/zo/parity_engine.h"
-#include "runtime/engine/zo/zo_lanes.h"
+#include "runtime/engine/stream/ring_hops.h"
+#include "runtime/engine/zo/zo_engine.h"
 #include "tests/support/written_run.h"
 
 namespace sluiceway::test {
@@ -34,9 +34,9 @@ using Bytes = std::vector<std::byte>;
 
 const StreamRef kHost = StreamRef::host();
 
-std::vector<Bytes> copies_of(const std::vector<ZoWeight>& weights) {
+std::vector<Bytes> copies_of(const std::vector<StreamedWeight>& weights) {
   std::vector<Bytes> all;
-  for (const ZoWeight& weight : weights) {
+  for (const StreamedWeight& weight : weights) {
     const auto* const bytes = static_cast<const std::byte*>(weight.host);
     all.emplace_back(bytes, bytes + weight.bytes());
   }
@@ -93,12 +93,12 @@ class Reader {
   std::vector<Bytes> found;  // By weight; after join().
 };
 
-// A WrittenRun whose snapshots are made like those of ParityEngine.
+// A WrittenRun whose snapshots are made like those of ZoEngine.
 struct SnapshotRun : WrittenRun {
   using WrittenRun::WrittenRun;
 
-  std::vector<ZoWeight> held() const {
-    std::vector<ZoWeight> all;
+  std::vector<StreamedWeight> held() const {
+    std::vector<StreamedWeight> all;
     for (const std::size_t i : first) all.push_back(oracle.uses[i]);
     return all;
   }
@@ -124,9 +124,9 @@ TEST(MasterSnapshotTest, EveryWeightIsReadOfItsStepAtAnyDepthWithAnyDelaysAndAny
     const std::uint64_t seed = random();
     SCOPED_TRACE(seed);
     Rng rng(seed);
-    WeightRingOptions given = ring_options(round % 2 == 0 ? 8 : 2);
+    ZoRingOptions given = ring_options(round % 2 == 0 ? 8 : 2);
     given.depth.arrivals = 1 + static_cast<int>(rng.below(given.depth.pairs));
-    given.perturb_lanes = round % 4 < 2 ? 1 : 3;
+    given.copy_lanes = round % 4 < 2 ? 1 : 3;
     given.resident_room = static_cast<std::uint64_t>(rng.below(12000));
     given.lanes.d2h = {.gbps = 0.1, .latency_us = static_cast<double>(rng.below(90))};
     given.before_hop = [](LaneId lane, int use) {  // At no time that a step could rely on.
@@ -163,7 +163,7 @@ TEST(MasterSnapshotTest, APassThatSkipsWeightsLeavesNoneBehind) {
     const std::uint64_t seed = random();
     SCOPED_TRACE(seed);
     Rng rng(seed);
-    WeightRingOptions given = ring_options(1 + round % 4);
+    ZoRingOptions given = ring_options(1 + round % 4);
     given.lanes.h2d = {.gbps = 0.05, .latency_us = 200};  // Later weights still cross.
     SnapshotRun run(given, seed, [](RingModel& model) {
       model.add_random(7);
@@ -210,9 +210,9 @@ TEST(MasterSnapshotTest, AForwardWithSlotsEnoughWaitsForNoReader) {
 
 TEST(MasterSnapshotTest, WhatIsOnItsWayBackWhenItBeginsHasNotLanded) {
   std::latch may_go_back(1);
-  WeightRingOptions given = ring_options(4);
+  ZoRingOptions given = ring_options(4);
   given.before_hop = [&](LaneId lane, int use) {
-    if (lane == zo_lanes::down(1) && use == 1) may_go_back.wait();
+    if (lane == ring_lanes::down(1) && use == 1) may_go_back.wait();
   };
   SnapshotRun run(given, 6, [](RingModel& model) {
     for (int i = 0; i < 3; ++i) model.add(67);
@@ -282,14 +282,16 @@ struct Trained {
   explicit Trained(const std::optional<DType>& wire, bool streams = true) {
     for (const int elements : {67, 4099, 1031, 64}) model.add(elements);
     model.uses.back().keep = true;
-    ParityOptions options(DeviceId::host());
+    ZoEngineOptions options(DeviceId::host());
+    options.mode = ZoMode::kWriteBack;
     options.ring.lanes.limits.fill(Budget::kUnlimited);
     options.ring.before_hop = [this](LaneId lane, int) {
-      if (!fails || lane != zo_lanes::down(1)) return;
+      if (!fails || lane != ring_lanes::down(1)) return;
       may_fail.wait();
       throw Error("planted");
     };
-    options.masters = {77, NoiseFamily::kRademacher, 0, 2};
+    options.shape.run_seed = 77;
+    options.threads = 2;
     options.wire = wire;
     engine.emplace(options);
     engine->hold(model.uses);
@@ -326,7 +328,7 @@ struct Trained {
   RingModel model{5};
   std::atomic<bool> fails = false;
   std::latch may_fail{1};
-  std::optional<ParityEngine> engine;
+  std::optional<ZoEngine> engine;
 };
 
 class EngineSnapshotTest : public testing::TestWithParam<std::optional<DType>> {};

@@ -13,10 +13,10 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/engine/zo/log_summary.h"
 #include "runtime/engine/zo/scalar_log.h"
 #include "runtime/store/byte_stream.h"
 #include "tests/support/io_back_ends.h"
+#include "tests/support/log_summary.h"
 #include "tests/support/logged_run.h"
 #include "tests/support/rng.h"
 

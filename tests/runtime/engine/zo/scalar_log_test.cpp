@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/base/error.h"
-#include "runtime/engine/zo/log_summary.h"
 #include "tests/support/io_back_ends.h"
+#include "tests/support/log_summary.h"
 #include "tests/support/logged_run.h"
 #include "tests/support/rng.h"
 

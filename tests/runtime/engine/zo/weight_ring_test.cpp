@@ -1,6 +1,6 @@
 // WeightRing: acquired weights equal perturb() and materialise() of the base, bit for bit, in any
 // order, at any depth; and no lane waits for an action of the caller.
-#include "runtime/engine/zo/weight_ring.h"
+#include "runtime/engine/stream/weight_ring.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "kernels/base/error.h"
-#include "runtime/engine/zo/zo_lanes.h"
+#include "runtime/engine/stream/ring_hops.h"
 #include "tests/support/ring_forward.h"
 #include "tests/support/ring_model.h"
 
@@ -37,9 +37,9 @@ TEST(WeightRingTest, EveryBufferEqualsTheOracleAtAnyDepthWithAnyLanesAndDelays) 
     RingModel model(seed);
     model.add_random(1 + static_cast<int>(model.rng().below(12)));
     if (round % 2 == 0) model.tie(0);
-    WeightRingOptions given = ring_options(round % 3 == 0 ? 8 : 2);
+    ZoRingOptions given = ring_options(round % 3 == 0 ? 8 : 2);
     given.depth.arrivals = 1 + static_cast<int>(model.rng().below(given.depth.pairs));
-    given.perturb_lanes = round % 4 < 2 ? 1 : 4;
+    given.copy_lanes = round % 4 < 2 ? 1 : 4;
     given.resident_room = static_cast<std::uint64_t>(model.rng().below(12000));
     given.lanes.h2d = {.gbps = 0.2, .latency_us = static_cast<double>(model.rng().below(60))};
     given.before_hop = [](LaneId lane, int use) {  // At no time that a step could rely on.
@@ -70,8 +70,8 @@ TEST(WeightRingTest, AnyOtherOrderIsServedWithTheSameBits) {
     SCOPED_TRACE(seed);
     RingModel model(seed);
     model.add_random(9);
-    WeightRingOptions given = ring_options(1 + round % 4);
-    given.perturb_lanes = 1 + round % 2;
+    ZoRingOptions given = ring_options(1 + round % 4);
+    given.copy_lanes = 1 + round % 2;
     given.resident_room = round % 3 == 0 ? 5000 : 0;
     Forward forward(given, model);
     for (int step = 0; step < 10; ++step) {  // Skipped, repeated, backwards, or no uses at all.
@@ -97,11 +97,11 @@ TEST(WeightRingTest, AStreamedUseCrossesOnceAPassAndAResidentOneInNone) {
     }
     model.add(64, DType::kF32, 0, true);
     model.join_module();
-    WeightRingOptions given = ring_options(1);
+    ZoRingOptions given = ring_options(1);
     given.resident_room = 2 * 4096;
     std::array<std::atomic<int>, 9> crossings{}, perturbed{};
     given.before_hop = [&](LaneId lane, int use) {
-      ++(lane == zo_lanes::kH2d ? crossings : perturbed).at(static_cast<std::size_t>(use));
+      ++(lane == ring_lanes::kH2d ? crossings : perturbed).at(static_cast<std::size_t>(use));
     };
     Forward forward(given, model);
     const std::uint64_t bytes = forward.ring.budget().used(Tier::kDevice);
@@ -131,14 +131,14 @@ TEST(WeightRingTest, AStreamedUseCrossesOnceAPassAndAResidentOneInNone) {
 TEST(WeightRingTest, AnArrivalStaysUntilEveryDirectionIsPerturbed) {
   RingModel model(10);
   for (int i = 0; i < 3; ++i) model.add(1031);
-  WeightRingOptions given = ring_options(1);
+  ZoRingOptions given = ring_options(1);
   given.depth.pairs = 3;
-  given.perturb_lanes = 3;
+  given.copy_lanes = 3;
   std::atomic<bool> open = false;
   std::atomic<int> crossed = 0, perturbed = 0;
   given.before_hop = [&](LaneId lane, int use) {
-    if (lane == zo_lanes::kH2d) ++crossed;
-    if (lane == zo_lanes::kPerturb && use == 0 && ++perturbed == 1) open.wait(false);
+    if (lane == ring_lanes::kH2d) ++crossed;
+    if (lane == ring_lanes::kCopies && use == 0 && ++perturbed == 1) open.wait(false);
   };
   Forward forward(given, model);
   forward.begin(3);
@@ -168,7 +168,7 @@ TEST(WeightRingTest, TheNextPassCrossesTheLinkBeforeThisOneIsCommitted) {
   for (int i = 0; i < 6; ++i) model.add(1000);
   Forward forward(ring_options(2), model);
   std::uint64_t bytes = 0;
-  for (const ZoWeight& weight : model.uses) bytes += weight.bytes();
+  for (const StreamedWeight& weight : model.uses) bytes += weight.bytes();
   forward.run_step();
   forward.begin();
   forward.in_order();
@@ -184,13 +184,13 @@ TEST(WeightRingTest, TheNextPassCrossesTheLinkBeforeThisOneIsCommitted) {
 TEST(WeightRingTest, ARingThatDoesNotFitIsRefusedWithBothByteCounts) {
   RingModel model(2);
   for (int i = 0; i < 4; ++i) model.add(1024);
-  WeightRingOptions given = ring_options(2);
+  ZoRingOptions given = ring_options(2);
   given.lanes.limits[static_cast<std::size_t>(Tier::kDevice)] = 20000;
-  EXPECT_THAT([&] { WeightRing(given, model.uses); },
+  EXPECT_THAT([&] { ZoRing(given, model.uses); },
               ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("24576 bytes"), HasSubstr("20000 bytes"),
                                                HasSubstr("the ring of 1 classes"))));
   given.lanes.limits[static_cast<std::size_t>(Tier::kDevice)] = 24576 + 4096 + 100;
-  given.resident_room = WeightRingOptions::kWhatIsLeft;
+  given.resident_room = ZoRingOptions::kWhatIsLeft;
   Forward forward(given, model);
   int resident = 0;
   for (int i = 0; i < 4; ++i) resident += forward.ring.is_resident(i) ? 1 : 0;
@@ -202,23 +202,23 @@ TEST(WeightRingTest, CallsOutOfTheirPlaceAreRefusedAndChangeNothing) {
   RingModel model(3);
   for (int i = 0; i < 4; ++i) model.add(67);
   Forward forward(ring_options(1), model);
-  WeightRing& ring = forward.ring;
+  ZoRing& ring = forward.ring;
   EXPECT_THAT([&] { ring.acquire(0, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("no pass has begun")));
   EXPECT_THAT([&] { ring.finish(); }, ThrowsMessage<InvalidArgument>(HasSubstr("no pass")));
-  EXPECT_THAT([&] { ring.begin_step({}); }, ThrowsMessage<InvalidArgument>(HasSubstr("0 noises")));
+  EXPECT_THAT([&] { ring.begin(nullptr); }, ThrowsMessage<InvalidArgument>(HasSubstr("0 rounds")));
   forward.begin(2);
   EXPECT_THAT([&] { ring.acquire(0, 2, Side::kPlus, kHost); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("direction is 2, expected 0 to 1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("round is 2, expected 0 to 1")));
   EXPECT_THAT([&] { ring.begin_step({}); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("pass 1 has not ended; call commit()")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("pass 1 has not ended; call finish()")));
   EXPECT_THAT([&] { ring.acquire(4, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("use is 4, expected 0 to 3")));
   EXPECT_THAT([&] { ring.release(0, 0, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("w0 is not acquired")));
   forward.acquire(0);
   EXPECT_THAT([&] { ring.release(0, 1, kHost); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("not acquired in direction 1")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("not acquired in round 1")));
   EXPECT_THAT([&] { ring.acquire(1, 0, Side::kPlus, kHost); },
               ThrowsMessage<InvalidArgument>(HasSubstr("the 1 pairs of slots for w1")));
   EXPECT_THAT([&] { ring.finish(); }, ThrowsMessage<InvalidArgument>(HasSubstr("w0 is acquired")));
@@ -234,20 +234,20 @@ TEST(WeightRingTest, StoragesThatOverlapInPartAreRefused) {
   model.uses.push_back(model.uses[0]);
   model.uses[1].host = static_cast<const std::byte*>(model.uses[0].host) + 4;
   model.uses[1].elements = 50;
-  EXPECT_THAT([&] { WeightRing(ring_options(), model.uses); },
+  EXPECT_THAT([&] { ZoRing(ring_options(), model.uses); },
               ThrowsMessage<InvalidArgument>(HasSubstr("begins 396 bytes before another ends")));
   model.uses[1].host = model.uses[0].host;
-  EXPECT_THAT([&] { WeightRing(ring_options(), model.uses); },
+  EXPECT_THAT([&] { ZoRing(ring_options(), model.uses); },
               ThrowsMessage<InvalidArgument>(HasSubstr("share their storage")));
 }
 
 // In either lane, whatever waits then for arrivals, pairs or the next pass.
 TEST(WeightRingTest, AFailureInALaneComesOutNamedOfEveryCallAndTheRingCanGo) {
-  for (const LaneId lane : {zo_lanes::kH2d, zo_lanes::kPerturb}) {
+  for (const LaneId lane : {ring_lanes::kH2d, ring_lanes::kCopies}) {
     for (int failing = 0; failing < 5; ++failing) {
       RingModel model(8);
       for (int i = 0; i < 5; ++i) model.add(67);
-      WeightRingOptions given = ring_options(1 + failing % 2);
+      ZoRingOptions given = ring_options(1 + failing % 2);
       given.before_hop = [&](LaneId at, int use) {
         if (at == lane && use == failing) throw Error("planted");
       };
@@ -262,7 +262,7 @@ TEST(WeightRingTest, ItMayGoInTheMiddleOfAStep) {
   for (int used = 0; used < 6; ++used) {
     RingModel model(9);
     for (int i = 0; i < 6; ++i) model.add(1031);
-    WeightRingOptions given = ring_options(1 + used % 3);
+    ZoRingOptions given = ring_options(1 + used % 3);
     given.lanes.h2d = {.gbps = 0.05, .latency_us = 0};
     Forward forward(given, model);
     if (used == 0) continue;

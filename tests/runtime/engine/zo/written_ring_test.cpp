@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "kernels/base/error.h"
-#include "runtime/engine/zo/zo_lanes.h"
+#include "runtime/engine/stream/ring_hops.h"
 #include "tests/support/written_run.h"
 
 namespace sluiceway::test {
@@ -23,7 +23,7 @@ using testing::ThrowsMessage;
 // Adds weights, some of them f32 masters that a forward reads in bf16.
 void add_random(RingModel& model, int count) {
   model.add_random(count);
-  for (ZoWeight& use : model.uses) {
+  for (StreamedWeight& use : model.uses) {
     if (use.dtype() == DType::kF32 && model.rng().below(2) == 0) use.computed = DType::kBF16;
   }
 }
@@ -34,9 +34,9 @@ TEST(WrittenRingTest, EveryBufferAndEveryMasterEqualsTheOracleAtAnyDepthWithAnyL
     const std::uint64_t seed = random();
     SCOPED_TRACE(seed);
     Rng rng(seed);
-    WeightRingOptions given = ring_options(round % 3 == 0 ? 8 : 2);
+    ZoRingOptions given = ring_options(round % 3 == 0 ? 8 : 2);
     given.depth.arrivals = 1 + static_cast<int>(rng.below(given.depth.pairs));
-    given.perturb_lanes = round % 4 < 2 ? 1 : 4;
+    given.copy_lanes = round % 4 < 2 ? 1 : 4;
     given.resident_room = static_cast<std::uint64_t>(rng.below(12000));
     given.lanes.h2d = {.gbps = 0.2, .latency_us = static_cast<double>(rng.below(60))};
     given.lanes.d2h = {.gbps = 0.1, .latency_us = static_cast<double>(rng.below(90))};
@@ -63,8 +63,8 @@ TEST(WrittenRingTest, AnyOtherOrderIsServedWithTheSameBits) {
     const std::uint64_t seed = random();
     SCOPED_TRACE(seed);
     Rng rng(seed);
-    WeightRingOptions given = ring_options(1 + round % 4);
-    given.perturb_lanes = 1 + round % 2;
+    ZoRingOptions given = ring_options(1 + round % 4);
+    given.copy_lanes = 1 + round % 2;
     given.resident_room = round % 3 == 0 ? 5000 : 0;
     WrittenRun run(given, seed, [](RingModel& model) {
       add_random(model, 9);
@@ -87,7 +87,7 @@ TEST(WrittenRingTest, AnyOtherOrderIsServedWithTheSameBits) {
 TEST(WrittenRingTest, AStreamedWeightGoesBackOnceAStepAndAResidentOneWithAFlush) {
   for (const int directions : {1, 3}) {
     constexpr int kSteps = 5;
-    WeightRingOptions given = ring_options(2);
+    ZoRingOptions given = ring_options(2);
     given.resident_room = 2 * 4096;
     WrittenRun run(given, 1, [](RingModel& model) {
       for (int i = 0; i < 8; ++i) {
@@ -103,7 +103,7 @@ TEST(WrittenRingTest, AStreamedWeightGoesBackOnceAStepAndAResidentOneWithAFlush)
     for (const std::size_t i : run.first) resident += run.model.uses[i].bytes();
     resident -= streamed;
     EXPECT_GT(resident, 64U * 4);
-    WeightRing& ring = run.forward->ring;
+    ZoRing& ring = run.forward->ring;
     for (int step = 0; step < kSteps; ++step) run.run_step(directions);
     run.run_evaluation();  // Writes the last step.
     run.run_evaluation();  // Has nothing to write.
@@ -121,9 +121,9 @@ TEST(WrittenRingTest, AStreamedWeightGoesBackOnceAStepAndAResidentOneWithAFlush)
 // second one crosses late, when the first is about to go back.
 TEST(WrittenRingTest, ATiedWeightThatCrossesLateIsGivenNoStepTwice) {
   for (const int late : {0, 4}) {
-    WeightRingOptions given = ring_options(8);
+    ZoRingOptions given = ring_options(8);
     given.before_hop = [&](LaneId lane, int use) {
-      if (lane == zo_lanes::kH2d && use == late) {
+      if (lane == ring_lanes::kH2d && use == late) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
     };
@@ -140,13 +140,13 @@ TEST(WrittenRingTest, WeightsThatAnotherRingGoesOnWithHaveEveryStepOnce) {
   WrittenRun run(ring_options(2), 11, [](RingModel& model) { add_random(model, 7); });
   for (int ring = 0; ring < 3; ++ring) {
     for (int step = 0; step < 3; ++step) run.run_step(2);
-    WeightRingOptions given = ring_options(1 + ring);
+    ZoRingOptions given = ring_options(1 + ring);
     given.masters = &run.masters;
     given.resident_room = 4096;
     run.expect_flushed();
-    std::vector<ZoWeight> uses = run.model.uses;
+    std::vector<StreamedWeight> uses = run.model.uses;
     run.forward.reset();
-    run.forward.emplace(given, run.oracle, uses);
+    run.forward = std::make_unique<RingForward>(given, run.oracle, uses);
   }
 }
 
@@ -177,7 +177,7 @@ TEST(WrittenRingTest, ACopyThatWaitsWhileAnotherIsMovedOnIsGivenEveryStep) {
 }
 
 TEST(WrittenRingTest, StepsThatEveryWeightHasAreNotKept) {
-  WeightRingOptions given = ring_options(2);
+  ZoRingOptions given = ring_options(2);
   given.resident_room = 300;
   WrittenRun run(given, 4, [](RingModel& model) {
     for (int i = 0; i < 4; ++i) model.add(67, DType::kF32, 0, i == 0);
@@ -188,9 +188,9 @@ TEST(WrittenRingTest, StepsThatEveryWeightHasAreNotKept) {
 }
 
 TEST(WrittenRingTest, AFailureInALaneComesOutNamedOfEveryCallAndTheRingCanGo) {
-  for (const LaneId lane : {zo_lanes::kH2d, zo_lanes::kPerturb, zo_lanes::down(1)}) {
+  for (const LaneId lane : {ring_lanes::kH2d, ring_lanes::kCopies, ring_lanes::down(1)}) {
     for (int failing = 0; failing < 5; ++failing) {
-      WeightRingOptions given = ring_options(1 + failing % 2);
+      ZoRingOptions given = ring_options(1 + failing % 2);
       std::atomic<bool> armed = false;
       given.before_hop = [&](LaneId at, int use) {
         if (armed && at == lane && use == failing) throw Error("planted");
@@ -216,7 +216,7 @@ TEST(WrittenRingTest, AFailureInALaneComesOutNamedOfEveryCallAndTheRingCanGo) {
 
 TEST(WrittenRingTest, ItMayGoInTheMiddleOfAStep) {
   for (int used = 1; used < 6; ++used) {
-    WeightRingOptions given = ring_options(1 + used % 3);
+    ZoRingOptions given = ring_options(1 + used % 3);
     given.lanes.h2d = given.lanes.d2h = {.gbps = 0.05, .latency_us = 0};
     WrittenRun run(given, 9, [](RingModel& model) {
       for (int i = 0; i < 6; ++i) model.add(1031);
@@ -231,7 +231,7 @@ TEST(WrittenRingTest, ItMayGoInTheMiddleOfAStep) {
 TEST(WrittenRingTest, CallsOutOfTheirPlaceAreRefused) {
   RingModel read_only(3);
   read_only.add(67);
-  WeightRing plain(ring_options(1), read_only.uses);
+  ZoRing plain(ring_options(1), read_only.uses);
   EXPECT_THAT([&] { plain.flush(); }, ThrowsMessage<InvalidArgument>(HasSubstr("only read")));
   WrittenRun run(ring_options(1), 3, [](RingModel& model) { model.add(67); });
   run.forward->begin();
@@ -240,10 +240,10 @@ TEST(WrittenRingTest, CallsOutOfTheirPlaceAreRefused) {
   run.forward->use(0);
   run.commit();
   run.expect_flushed();
-  WeightRingOptions given = ring_options(1);
+  ZoRingOptions given = ring_options(1);
   given.masters = &run.masters;
   EXPECT_THAT(
-      [&] { WeightRing(given, read_only.uses); },
+      [&] { ZoRing(given, read_only.uses); },
       ThrowsMessage<InvalidArgument>(HasSubstr("not the memory of any of the 1 trained weights")));
   EXPECT_THAT(
       [&] {

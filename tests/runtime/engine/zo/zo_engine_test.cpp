@@ -197,13 +197,14 @@ TEST_F(ZoEngineTest, OnlyWhatOneReplayTakesIsPending) {
 TEST_F(ZoEngineTest, CallsOutOfTheirPlaceChangeNothing) {
   ZoEngine engine(options());
   EXPECT_THROW(engine.commit({}, {}, false), InvalidArgument);
+  EXPECT_THAT([&] { engine.flush(); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("flush() needs mode write_back")));
   engine.begin_step();
   EXPECT_THROW(engine.acquire(0, 0, Side::kPlus, kHost), InvalidArgument);
   EXPECT_THROW(engine.stream(model.uses), InvalidArgument);
   engine.finish();
   engine.begin_evaluation();
-  EXPECT_THROW(engine.commit(std::vector<float>(engine.shape().directions), {}, false),
-               InvalidArgument);
+  EXPECT_THROW(engine.commit(std::vector<float>(kDirections), {}, false), InvalidArgument);
   EXPECT_EQ(engine.log().next_step(), 0U);
   engine.finish();
   engine.stream(model.uses);
@@ -217,7 +218,7 @@ class ZoEngineOnArenaTest : public ZoEngineTest {
  protected:
   void make_arena() {
     std::vector<const void*> known;
-    for (ZoWeight use : model.uses) {
+    for (StreamedWeight use : model.uses) {
       const auto at = static_cast<std::size_t>(std::ranges::find(known, use.host) - known.begin());
       if (at == known.size()) {
         known.push_back(use.host);
@@ -264,7 +265,7 @@ class ZoEngineOnArenaTest : public ZoEngineTest {
   Budget budget = Budget::unlimited();
   std::vector<ArenaWeight> weights;
   WeightBytes bytes;
-  std::vector<ZoWeight> uses;
+  std::vector<StreamedWeight> uses;
   std::unique_ptr<ZoArena> arena;
 };
 

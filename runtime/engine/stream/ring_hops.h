@@ -1,5 +1,5 @@
-// The work of a ring's lanes on a weight: read it, copy it to the device, write steps into it,
-// perturb it, and bring it back.
+// The work of a ring's lanes on a weight: read it, copy it to the device, write steps into it, make
+// the copies of a turn, and bring it back.
 //
 // Hops own the action for their end (AtEnd). It runs when its last owner is destroyed: a finished
 // hop, or a hop of a payload dropped after a failure.
@@ -16,17 +16,23 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/noise.h"
 #include "runtime/device/event_state.h"
 #include "runtime/engine/engine_lanes.h"
-#include "runtime/engine/zo/host_masters.h"
-#include "runtime/engine/zo/low_rank_updates.h"
-#include "runtime/engine/zo/weight_source.h"
-#include "runtime/engine/zo/written_steps.h"
-#include "runtime/engine/zo/zo_weight.h"
+#include "runtime/engine/stream/ring_client.h"
 #include "runtime/memory/buffer.h"
 
 namespace sluiceway {
+
+//   free    a weight to be read waits, without a thread, for a staging slot disk    it is read into
+//   the slot; several requests at a time
+//   staged  it waits, without a thread, for its read, if any, and for an arrival slot h2d     it
+//   arrives ready   it waits, without a thread, for its arrival and for a pair of slots copies  its
+//   copies are made, and steps are written into it; one lane or several down    it goes back to
+//   host memory, only where steps are written into weights
+namespace ring_lanes {
+inline constexpr LaneId kFree = 0, kDisk = 1, kStaged = 2, kH2d = 3, kReady = 4, kCopies = 5;
+inline constexpr LaneId down(int copy_lanes) noexcept { return kCopies + copy_lanes; }
+}  // namespace ring_lanes
 
 class AtEnd {
  public:
@@ -42,13 +48,13 @@ class AtEnd {
 };
 using AtEndPtr = std::shared_ptr<const AtEnd>;
 
-// A copy of a step that goes back to its master. When the hops that own it are done, it has landed
+// A copy of a step that goes back to host memory. When the hops that own it are done, it has landed
 // if both have run and no lane has failed, else it is dropped; then its `ends` happen.
 class Landing {
  public:
   struct Place {
-    HostMasters& masters;
-    std::size_t master;
+    WrittenWeights& weights;
+    std::size_t index;
     std::uint64_t step;
   };
   Landing(const Executor& executor, Place place, std::vector<AtEndPtr> ends)
@@ -57,11 +63,11 @@ class Landing {
   Landing& operator=(const Landing&) = delete;
   ~Landing() {
     const bool arrived = is_up_ && has_crossed_ && !executor_.has_failed();
-    arrived ? place_.masters.land(place_.master, place_.step)
-            : place_.masters.drop(place_.master, place_.step);
+    arrived ? place_.weights.land(place_.index, place_.step)
+            : place_.weights.drop(place_.index, place_.step);
   }
 
-  std::byte* place() const { return place_.masters.data(place_.master); }
+  std::byte* place() const { return place_.weights.data(place_.index); }
   void is_up() noexcept { is_up_ = true; }  // The copy has the step; on a device, enqueued.
   void has_crossed() noexcept { has_crossed_ = true; }  // Same, for the crossing.
 
@@ -73,27 +79,20 @@ class Landing {
 };
 using LandingPtr = std::shared_ptr<Landing>;
 
-// Runs `action` on the thread that sees the event happen, or at once.
-void then(const Event& event, std::function<void()> action);
-
+// A pass, whose work is known when it begins.
 struct RingPass {
-  int directions() const noexcept;
-
-  std::vector<StepNoise> noises;  // By direction; none: an evaluation.
-  std::shared_ptr<const ZoUpdates> updates;
-  std::shared_ptr<const WrittenSteps> steps;  // Null: no steps are written into weights.
+  std::shared_ptr<const PassWork> work;
 };
 
 class RingHops {
  public:
   struct Config {
     WeightSource* source = nullptr;
-    NoiseFamily family = NoiseFamily::kRademacher;
-    const LowRankUpdates* low_rank = nullptr;  // Null: noise is elementwise.
-    int perturb_lanes = 1;
+    int copy_lanes = 1;
+    std::size_t scratch_bytes = 0;  // Of each of these lanes.
     std::function<void(LaneId lane, int use)> before_hop = {};
   };
-  RingHops(Config config, EngineLanes& lanes, std::span<const ZoWeight> uses,
+  RingHops(Config config, EngineLanes& lanes, std::span<const StreamedWeight> uses,
            std::span<const int> first_use);
 
   // Returns the bytes read from the source; 0 where the use is in host memory.
@@ -103,29 +102,29 @@ class RingHops {
   static Hop await(LaneId lane, std::vector<Event> events);
   // Copies from host memory, or from the place of its read.
   Hop copy(int use, const std::byte* staging, std::byte* to, std::vector<AtEndPtr> ends);
-  // The pass must be set before it runs.
-  Hop perturb(int use, int direction, LaneId lane, const std::byte* from, std::byte* plus,
-              std::byte* minus, std::shared_ptr<const RingPass> pass, AtEndPtr end);
-  // Brings a use on the device from step `from` to steps->next().
+  // The pass must have begun before it runs.
+  Hop make_copies(int use, int round, LaneId lane, const std::byte* from, std::byte* first,
+                  std::byte* second, std::shared_ptr<const RingPass> pass, AtEndPtr end);
+  // Brings a use on the device from step `from` to work->next_step().
   Hop bring_up(int use, LaneId lane, std::byte* place, std::uint64_t from,
-               std::shared_ptr<const WrittenSteps> steps, std::vector<AtEndPtr> ends,
+               std::shared_ptr<const PassWork> work, std::vector<AtEndPtr> ends,
                LandingPtr landing = nullptr);
   Hop copy_back(int use, const std::byte* from, LandingPtr landing);
 
   std::uint64_t take_disk_read() noexcept { return disk_read_.exchange(0); }
 
  private:
-  const ZoWeight& weight(int use) const { return uses_[static_cast<std::size_t>(use)]; }
+  const StreamedWeight& weight(int use) const { return uses_[static_cast<std::size_t>(use)]; }
+  const StreamedWeight& first_of(int use) const {
+    return weight(first_use_[static_cast<std::size_t>(use)]);
+  }
   void before(LaneId lane, int use) const;
-  void perturb_elements(const ZoWeight& weight, std::uint64_t tensor,
-                        const LowRankUpdates::Elements& elements, const RingPass& pass,
-                        const StepNoise* noise, StreamRef stream) const;
 
   Config config_;
   EngineLanes& lanes_;
-  std::span<const ZoWeight> uses_;
+  std::span<const StreamedWeight> uses_;
   std::span<const int> first_use_;
-  std::vector<Buffer> drawn_;  // By lane: U of its present direction.
+  std::vector<Buffer> scratch_;  // By lane.
   std::atomic<std::uint64_t> disk_read_ = 0;
 };
 

@@ -1,10 +1,9 @@
-// TurnOrder: positions count the turns of nested loops, and first_direction() is their inverse.
-#include "runtime/engine/zo/turn_order.h"
-
+// TurnOrder: positions count the turns of nested loops, and first_round() is their inverse.
 #include <gtest/gtest.h>
 
 #include <random>
 
+#include "runtime/engine/stream/weight_places.h"
 #include "tests/support/ring_model.h"
 
 namespace sluiceway::test {
@@ -29,7 +28,7 @@ TEST(TurnOrderTest, TurnsGoByModuleThenDirectionThenUse) {
         while (expected < directions && order.position(use, expected, directions) < from) {
           ++expected;
         }
-        EXPECT_EQ(order.first_direction(use, from, directions), expected);
+        EXPECT_EQ(order.first_round(use, from, directions), expected);
       }
     }
   }

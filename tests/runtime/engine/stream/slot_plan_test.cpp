@@ -1,5 +1,5 @@
 // plan_slots(): slots suffice for the modules that the ring spans, and no partition is smaller.
-#include "runtime/engine/zo/slot_plan.h"
+#include "runtime/engine/stream/slot_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,5 @@
-// ParityEngine, on the host and on CUDA device 0: steps are in every weight once, streamed or not,
-// whatever crosses the link; and misplaced calls change nothing.
-#include "runtime/engine/zo/parity_engine.h"
-
+// ZoEngine in mode write_back, on the host and on CUDA device 0: steps are in every weight once,
+// streamed or not, whatever crosses the link; and misplaced calls change nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,6 +17,7 @@
 
 #include "kernels/base/error.h"
 #include "runtime/device/link_copy.h"
+#include "runtime/engine/zo/zo_engine.h"
 #include "runtime/memory/buffer.h"
 #include "tests/support/backend.h"
 #include "tests/support/fp8_reference.h"
@@ -35,9 +34,9 @@ using Wire = std::optional<WeightForm>;  // None: masters cross as they are.
 
 constexpr double kLr = 0.25, kDecay = 0.5;  // Their product and 1 minus it are exact.
 
-class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire>> {
+class WriteBackEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire>> {
  protected:
-  ParityEngineTest() {
+  WriteBackEngineTest() {
     stream.enqueue([this](StreamRef ref) { compute = ref; });
     stream.synchronize();
     for (RingModel* each : {&model, &oracle}) {
@@ -45,25 +44,28 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     }
   }
 
-  ParityOptions options() const {
-    ParityOptions all(device);
+  ZoEngineOptions options() const {
+    ZoEngineOptions all(device);
+    all.mode = ZoMode::kWriteBack;
     all.ring.lanes.limits.fill(Budget::kUnlimited);
-    all.masters = {77, family, 0, 2};
-    all.directions = 2;
+    all.shape.run_seed = 77;
+    all.shape.noise.family = static_cast<std::uint32_t>(family);
+    all.shape.directions = 2;
+    all.threads = 2;
     all.wire = wire;
     return all;
   }
 
   // Options that continue from the step of the masters.
-  ParityOptions options_of(int depth) const {
-    ParityOptions all = options();
-    all.masters.step = step;
+  ZoEngineOptions options_of(int depth) const {
+    ZoEngineOptions all = options();
+    all.step = step;
     all.ring.depth = ring_depth(depth, !wire);
     return all;
   }
 
   // The measured losses do not affect the step's arithmetic.
-  void take_step(ParityEngine& engine, bool streams = true) {
+  void take_step(ZoEngine& engine, bool streams = true) {
     engine.begin_step();
     for (const int direction : {0, 1}) {
       if (!streams) break;
@@ -73,10 +75,10 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     commit(engine);
   }
 
-  void commit(ParityEngine& engine) {
+  void commit(ZoEngine& engine) {
     const std::array<float, 2> g = {static_cast<float>(model.rng().normal()), 0.5F};
     engine.commit(g, std::array{StepRate{kLr, kDecay}});
-    for (const ZoWeight& weight : oracle.uses) {
+    for (const StreamedWeight& weight : oracle.uses) {
       const std::uint64_t tensor = stable_hash(weight.name);
       const float gamma = 1 - static_cast<float>(kLr * kDecay);
       std::vector<PendingUpdate> pending;
@@ -93,7 +95,7 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
   // Returns the two copies that a forward reads of a use: from the oracle's master, or from the
   // image that crosses.
   std::array<std::vector<std::byte>, 2> expected(int use, int direction, bool is_step) const {
-    const ZoWeight& weight = oracle.uses[static_cast<std::size_t>(use)];
+    const StreamedWeight& weight = oracle.uses[static_cast<std::size_t>(use)];
     std::vector<std::byte> crosses = bytes_of(weight), plus(weight.bytes()), minus(weight.bytes());
     const WeightForm form = wire.value_or(weight.dtype());
     if (form.is_fp8_image()) {
@@ -116,7 +118,7 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     const std::byte* seen;
   };
 
-  void look(ParityEngine& engine, int use, int direction, bool is_step) {
+  void look(ZoEngine& engine, int use, int direction, bool is_step) {
     const DeviceGuard guard(device);
     const auto sides = expected(use, direction, is_step);
     for (const Side side : {Side::kPlus, Side::kMinus}) {
@@ -140,13 +142,13 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
     memory_used = 0;
   }
 
-  static std::vector<std::byte> bytes_of(const ZoWeight& weight) {
+  static std::vector<std::byte> bytes_of(const StreamedWeight& weight) {
     const auto* const bytes = static_cast<const std::byte*>(weight.host);
     return {bytes, bytes + weight.bytes()};
   }
   static std::vector<std::vector<std::byte>> masters_of(const RingModel& of) {
     std::vector<std::vector<std::byte>> masters;
-    for (const ZoWeight& weight : of.uses) masters.push_back(bytes_of(weight));
+    for (const StreamedWeight& weight : of.uses) masters.push_back(bytes_of(weight));
     return masters;
   }
   void expect_masters() const {
@@ -169,8 +171,8 @@ class ParityEngineTest : public testing::TestWithParam<std::tuple<DeviceId, Wire
   std::vector<Look> looks;
 };
 
-TEST_P(ParityEngineTest, WeightsThatNoPassStreamsHaveEveryStepToo) {
-  ParityEngine engine(options());
+TEST_P(WriteBackEngineTest, WeightsThatNoPassStreamsHaveEveryStepToo) {
+  ZoEngine engine(options());
   engine.hold(model.uses);
   take_step(engine, false);
   for (const int streamed : {1, 2, 1}) {
@@ -186,11 +188,11 @@ TEST_P(ParityEngineTest, WeightsThatNoPassStreamsHaveEveryStepToo) {
   EXPECT_EQ(engine.next_step(), step);
 }
 
-TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
+TEST_P(WriteBackEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
   for (const int depth : {2, 8}) {
     // Threads would split its elements into smaller parts than an image has.
     if (depth == 8) family = NoiseFamily::kGaussian;
-    ParityEngine engine(options_of(depth));
+    ZoEngine engine(options_of(depth));
     engine.hold(model.uses);
     engine.stream(model.uses);
     for (int i = 0; i < 4; ++i) {
@@ -211,9 +213,9 @@ TEST_P(ParityEngineTest, AForwardReadsTheNeighboursOfWhatCrosses) {
 }
 
 // An evaluation and a step are enqueued as far as the ring allows, before the device computes.
-TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
+TEST_P(WriteBackEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
   for (const int depth : {1, 2}) {
-    ParityEngine engine(options_of(depth));
+    ZoEngine engine(options_of(depth));
     engine.hold(model.uses);
     engine.stream(model.uses);
     for (int i = 0; i < 4; ++i) {
@@ -238,8 +240,8 @@ TEST_P(ParityEngineTest, WhatIsReadLateIsStillThereThoughWeightsGoBack) {
   }
 }
 
-TEST_P(ParityEngineTest, ASnapshotIsReadOfItsStepWhileStepsGoOn) {
-  ParityEngine engine(options());
+TEST_P(WriteBackEngineTest, ASnapshotIsReadOfItsStepWhileStepsGoOn) {
+  ZoEngine engine(options());
   engine.hold(model.uses);
   engine.stream({model.uses[0], model.uses[2]});
   for (int i = 0; i < 2; ++i) take_step(engine);
@@ -260,8 +262,8 @@ TEST_P(ParityEngineTest, ASnapshotIsReadOfItsStepWhileStepsGoOn) {
   expect_masters();
 }
 
-TEST_P(ParityEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
-  ParityEngine engine(options());
+TEST_P(WriteBackEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
+  ZoEngine engine(options());
   engine.hold(model.uses);
   engine.stream({model.uses[1]});
   take_step(engine);
@@ -282,32 +284,33 @@ TEST_P(ParityEngineTest, WhoeverPutsOtherWeightsThereSaysOfWhichStepTheyAre) {
   expect_masters();
 }
 
-std::string parity_name(const testing::TestParamInfo<std::tuple<DeviceId, Wire>>& param) {
+std::string case_name(const testing::TestParamInfo<std::tuple<DeviceId, Wire>>& param) {
   const auto& [device, wire] = param.param;
   const std::string form = wire ? std::string(to_string(*wire)) : "as_it_is";
   return form + (device.is_host() ? "_cpu" : "_cuda");
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, ParityEngineTest,
+INSTANTIATE_TEST_SUITE_P(Devices, WriteBackEngineTest,
                          testing::Combine(testing::ValuesIn(built_devices()),
                                           testing::Values(Wire(), Wire(DType::kBF16),
                                                           Wire(DType::kF16),
                                                           Wire(WeightForm::fp8_image()))),
-                         parity_name);
+                         case_name);
 
-TEST(ParityEngineCallsTest, AfterAFailureItGoesOnWithOtherWeights) {
+TEST(WriteBackEngineCallsTest, AfterAFailureItGoesOnWithOtherWeights) {
   RingModel model(1);
   for (int i = 0; i < 3; ++i) model.add(67);
   std::atomic<bool> fails = true;
   std::latch has_begun(1);  // The first call after a failure reports it.
-  ParityOptions options(DeviceId::host());
+  ZoEngineOptions options(DeviceId::host());
+  options.mode = ZoMode::kWriteBack;
   options.ring.lanes.limits.fill(Budget::kUnlimited);
   options.ring.before_hop = [&](LaneId, int use) {
     if (!fails || use != 1) return;
     has_begun.wait();
     throw Error("planted");
   };
-  ParityEngine engine(options);
+  ZoEngine engine(options);
   engine.hold(model.uses);
   engine.stream(model.uses);
   engine.begin_step();
@@ -334,16 +337,17 @@ TEST(ParityEngineCallsTest, AfterAFailureItGoesOnWithOtherWeights) {
   EXPECT_FALSE(engine.is_passing());
 }
 
-TEST(ParityEngineCallsTest, AMasterThatIsKeptInOneUseIsKeptInAll) {
+TEST(WriteBackEngineCallsTest, AMasterThatIsKeptInOneUseIsKeptInAll) {
   RingModel model(2);
   model.add(67);
   model.uses[0].keep = true;
-  ParityOptions options(DeviceId::host());
+  ZoEngineOptions options(DeviceId::host());
+  options.mode = ZoMode::kWriteBack;
   options.ring.lanes.limits.fill(Budget::kUnlimited);
   options.wire = DType::kBF16;
-  ParityEngine engine(options);
+  ZoEngine engine(options);
   engine.hold(model.uses);
-  std::vector<ZoWeight> uses(2, model.uses[0]);
+  std::vector<StreamedWeight> uses(2, model.uses[0]);
   uses[1].keep = false;
   uses[1].module = uses[0].module + 1;
   engine.stream(uses);
@@ -351,15 +355,18 @@ TEST(ParityEngineCallsTest, AMasterThatIsKeptInOneUseIsKeptInAll) {
   EXPECT_TRUE(engine.ring().is_resident(1));
 }
 
-TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
+TEST(WriteBackEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
   RingModel model(1);
   model.add(67);
-  ParityOptions options(DeviceId::host());
+  ZoEngineOptions options(DeviceId::host());
+  options.mode = ZoMode::kWriteBack;
   options.ring.lanes.limits.fill(Budget::kUnlimited);
-  ParityEngine engine(options);
+  ZoEngine engine(options);
   engine.hold(model.uses);
   EXPECT_THAT([&] { engine.hold(model.uses); },
               ThrowsMessage<InvalidArgument>(HasSubstr("call hold() once")));
+  EXPECT_THAT([&] { engine.rollback(0); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("rollback() needs mode log")));
   engine.stream(model.uses);
   const std::array<float, 1> g = {1};
   const std::array rates = {StepRate{2, 0.5}};
@@ -376,10 +383,10 @@ TEST(ParityEngineCallsTest, OutOfTheirPlaceTheyChangeNothing) {
   engine.finish();
   EXPECT_EQ(engine.next_step(), 0U);
   options.wire = DType::kF32;
-  EXPECT_THAT([&] { ParityEngine{options}; },
+  EXPECT_THAT([&] { ZoEngine{options}; },
               ThrowsMessage<InvalidArgument>(HasSubstr("expected a form of 16 bits")));
   options.ring.resident_room = 5;
-  EXPECT_THAT([&] { ParityEngine{options}; },
+  EXPECT_THAT([&] { ZoEngine{options}; },
               ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes of resident_room")));
 }
 

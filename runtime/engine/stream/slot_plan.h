@@ -1,8 +1,8 @@
 // Chooses the number and the sizes of a ring's slots.
 //
-//   staging slot   host     a weight read from elsewhere than host memory
-//   arrival slot   device   one copy of a weight, as it came over the link
-//   pair           device   two copies of a weight, W + eps z and W - eps z
+//   staging slot   host     a weight read from elsewhere than host memory arrival
+//   slot   device   one copy of a weight, as it came over the link
+//   pair           device   two copies of a weight, which a turn reads
 //
 // A slot serves weights of its size class: those larger than the previous class, up to its own
 // size. A class has as many slots as it has weights in any `staging` (`arrivals`, `pairs`)

@@ -1,4 +1,4 @@
-#include "runtime/engine/zo/slot_plan.h"
+#include "runtime/engine/stream/slot_plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,10 @@
 // choose_resident(): within the room, leaves out no weight that would fit, and spreads evenly.
-#include "runtime/engine/zo/resident_set.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 
+#include "runtime/engine/stream/weight_places.h"
 #include "tests/support/rng.h"
 
 namespace sluiceway::test {

@@ -1,0 +1,114 @@
+#include "runtime/engine/stream/ring_hops.h"
+
+#include "runtime/engine/countdown.h"
+
+namespace sluiceway {
+
+RingHops::RingHops(Config config, EngineLanes& lanes, std::span<const StreamedWeight> uses,
+                   std::span<const int> first_use)
+    : config_(std::move(config)), lanes_(lanes), uses_(uses), first_use_(first_use) {
+  for (int lane = 0; config_.scratch_bytes > 0 && lane < config_.copy_lanes; ++lane) {
+    scratch_.emplace_back(lanes.budget(), Tier::kDevice, lanes.device(), config_.scratch_bytes,
+                          "scratch memory of a lane", Fill::kNone);
+  }
+}
+
+void RingHops::before(LaneId lane, int use) const {
+  if (config_.before_hop) config_.before_hop(lane, use);
+}
+
+std::uint64_t RingHops::read_bytes(int use) const {
+  const int source = weight(use).source;
+  return source < 0 ? 0 : config_.source->read_bytes(static_cast<std::size_t>(source));
+}
+
+Hop RingHops::read(int use, std::byte* staging, AtEndPtr end) {
+  Hop hop;
+  hop.lane = ring_lanes::kDisk;
+  hop.bytes = read_bytes(use);
+  hop.start = [this, use, staging, bytes = hop.bytes, end = std::move(end)](StreamRef,
+                                                                            const HopDone& done) {
+    before(ring_lanes::kDisk, use);
+    config_.source->read(static_cast<std::size_t>(weight(use).source), {staging, bytes},
+                         [this, bytes, done](std::exception_ptr error) {
+                           if (!error && config_.source->is_disk()) disk_read_ += bytes;
+                           done(std::move(error));
+                         });
+  };
+  return hop;
+}
+
+Hop RingHops::await(LaneId lane, std::vector<Event> events) {
+  Hop hop;
+  hop.lane = lane;
+  hop.start = [events = std::move(events)](StreamRef, const HopDone& done) {
+    const auto all = std::make_shared<Countdown>(static_cast<int>(events.size()), done);
+    for (const Event& event : events) {
+      if (event.state() == nullptr) {
+        all->end(nullptr);
+      } else {
+        event.state()->then([all] { all->end(nullptr); });
+      }
+    }
+  };
+  return hop;
+}
+
+Hop RingHops::copy(int use, const std::byte* staging, std::byte* to, std::vector<AtEndPtr> ends) {
+  Hop hop;
+  hop.lane = ring_lanes::kH2d;
+  hop.bytes = weight(use).bytes();
+  const void* const from = staging != nullptr ? staging : weight(use).host;
+  hop.run = [this, use, from, to, bytes = hop.bytes, ends = std::move(ends)](StreamRef stream) {
+    before(ring_lanes::kH2d, use);
+    lanes_.h2d().copy(to, from, bytes, stream);
+  };
+  return hop;
+}
+
+Hop RingHops::make_copies(int use, int round, LaneId lane, const std::byte* from, std::byte* first,
+                          std::byte* second, std::shared_ptr<const RingPass> pass, AtEndPtr end) {
+  TurnCopies copies{{from, static_cast<std::size_t>(weight(use).bytes())}, first, second, {}};
+  if (!scratch_.empty()) {
+    const Buffer& scratch = scratch_[static_cast<std::size_t>(lane - ring_lanes::kCopies)];
+    copies.scratch = {scratch.data(), scratch.size()};
+  }
+  Hop hop;
+  hop.lane = lane;
+  hop.run = [this, use, round, copies, pass = std::move(pass),
+             end = std::move(end)](StreamRef stream) {
+    before(ring_lanes::kCopies, use);
+    pass->work->make_copies(first_of(use), round, copies, stream);
+  };
+  return hop;
+}
+
+Hop RingHops::bring_up(int use, LaneId lane, std::byte* place, std::uint64_t from,
+                       std::shared_ptr<const PassWork> work, std::vector<AtEndPtr> ends,
+                       LandingPtr landing) {
+  Hop hop;
+  hop.lane = lane;
+  hop.run = [this, use, place, from, work = std::move(work), ends = std::move(ends),
+             landing = std::move(landing)](StreamRef stream) {
+    before(ring_lanes::kCopies, use);
+    const StreamedWeight& w = first_of(use);
+    work->write_steps(w, {place, static_cast<std::size_t>(w.bytes())}, from, stream);
+    if (landing != nullptr) landing->is_up();
+  };
+  return hop;
+}
+
+Hop RingHops::copy_back(int use, const std::byte* from, LandingPtr landing) {
+  Hop hop;
+  hop.lane = ring_lanes::down(config_.copy_lanes);
+  hop.bytes = weight(use).bytes();
+  hop.run = [this, use, from, lane = hop.lane, bytes = hop.bytes,
+             landing = std::move(landing)](StreamRef stream) {
+    before(lane, use);
+    lanes_.d2h().copy(landing->place(), from, bytes, stream);
+    landing->has_crossed();
+  };
+  return hop;
+}
+
+}  // namespace sluiceway
