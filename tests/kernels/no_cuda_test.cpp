@@ -1,6 +1,7 @@
 // The CUDA half of each kernel in a build without CUDA: a clear error, never a crash.
 //
-// tests/python/repository/test_cuda_halves.py compares the calls below with what the headers declare.
+// tests/python/repository/test_cuda_halves.py compares the calls below with what the headers
+// declare.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -136,7 +136,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     @abstractmethod
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        """Sort the parameters whose id() is in `wanted`; `grouped` is True if the user gave groups."""
+        """Sort the parameters whose id() is in `wanted`; `grouped` means that the user gave groups."""
 
     @abstractmethod
     def _make_engine(self, model: nn.Module) -> Any:
@@ -303,7 +303,7 @@ class EngineOptimizer(StateHooks, ABC):
         self._progress.lost = self.weights[weight].name
 
     def _compilation_began(self) -> None:
-        """Apply all updates when a compilation begins, since graphs read weights without waiting."""
+        """Apply all updates when a compilation begins: graphs read weights without waiting."""
         for index in range(len(self.weights)):
             self.used_again(index)
         self._in_flight.synchronize()

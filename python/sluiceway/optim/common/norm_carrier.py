@@ -104,7 +104,7 @@ class NormCarrier:
             self._grad(number).mul_(factor)
 
     def settle(self) -> None:
-        """Compute the norms now, while the engine still has them, for code that reads them later."""
+        """Compute the norms now, while the engine has them, for code that reads them later."""
         if self._norms is not None:
             norms = self._norms()
             self._norms = lambda: norms
