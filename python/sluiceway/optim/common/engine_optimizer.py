@@ -136,7 +136,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     @abstractmethod
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        """Sort the parameters whose id() is in `wanted`; `grouped` means that the user gave groups."""
+        """Sort the parameters whose id() is in `wanted`; `grouped` if the user gave groups."""
 
     @abstractmethod
     def _make_engine(self, model: nn.Module) -> Any:
