@@ -67,7 +67,7 @@ class Sandbox:
     def __init__(self, root):
         self.root, self.out, self.fakes = root, root / "out", root / "fakes"
         shutil.copytree(GPU, root / "experiments" / "gpu")
-        for name in ("step", "laptop", "quickstart", "bench"):
+        for name in ("step", "laptop", "quickstart", "bench", "harness.py"):
             (root / "experiments" / name).symlink_to(REPOSITORY / "experiments" / name)
         for name in ("python", "configs"):
             (root / name).symlink_to(REPOSITORY / name)
