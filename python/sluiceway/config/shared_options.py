@@ -39,8 +39,8 @@ class SharedOptions(Options):
     accumulate: Literal["auto"] | SmallCount = option(
         "auto",
         'Backwards per step. "auto" takes any number: a wrong forecast of the last one is '
-        "noticed and costs one more transfer. A number is a promise: one more backward is "
-        "refused.",
+        "noticed and costs one more transfer. A number is a promise: one more backward raises an "
+        "error if the work of the last one cannot be repeated.",
     )
     loss_scale: Literal["dynamic"] | Positive | None = option(
         None, "Scale for `scale_loss()`, removed inside `step()`; not needed with GradScaler."

@@ -8,7 +8,8 @@ and link, is (docs/store.md section 8):
     core       max(c, w / link)           + max(24 / disk, 28 / host + c, w / link)
 
 Lanes work side by side, so the slowest counts. Rates that the user does not give are those of an
-ordinary machine. Nothing is measured, so the same options choose the same on every machine.
+ordinary machine. Nothing is measured, so the same options choose the same on every machine, but
+for one that has no room for cores in host memory, where gradients wait.
 """
 
 from __future__ import annotations
