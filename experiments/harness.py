@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sluiceway.base.atomic import replace_file
-from sluiceway.machine.placement import processor_name
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 UNKNOWN = "unknown"  # Stands for the commit without a repository and without SLUICEWAY_COMMIT.
@@ -41,6 +40,8 @@ def provenance() -> dict[str, str]:
     SLUICEWAY_COMMIT gives the commit where there is no repository, or where a caller has looked it
     up.
     """
+    from sluiceway.machine.placement import processor_name  # It needs the compiled module.
+
     spec = sys.modules["__main__"].__spec__  # None for a script that Python got by its path.
     program = ["-m", spec.name] if spec else sys.argv[:1]
     return {

@@ -69,8 +69,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        Data, tokenizer and model do not fit each other, or the folder is neither that of a run nor
-        a transformers folder.
+        Data, tokenizer and model do not fit each other, or the folder has no run and no model.
     sluiceway.errors.Corrupt
         A file of weights is too short, or a file of a save differs from the one that was written.
     """

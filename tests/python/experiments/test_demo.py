@@ -101,10 +101,10 @@ def test_spread_of_the_demo_is_that_of_several_runs():
     from experiments.quickstart.demo import SPREAD
 
     found = json.loads(SPREAD.read_text())
-    losses = [run["after"] for run in found["runs"]]
+    losses = [run["after"] for run in found["rows"]]
     assert len(losses) >= 5
     assert found["spread"] == max(losses) - min(losses) > 0
-    assert len({run["before"] for run in found["runs"]}) > 1
+    assert len({run["before"] for run in found["rows"]}) > 1
 
 
 def resolved(ways, name):

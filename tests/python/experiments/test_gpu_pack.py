@@ -207,7 +207,8 @@ def sandbox(tmp_path):
     for path in (*GPU.iterdir(), *(REPOSITORY / "experiments/quickstart").glob("*.py")):
         if path.is_file():
             shutil.copy(path, root / path.relative_to(REPOSITORY))
-    (root / "python").symlink_to(REPOSITORY / "python")
+    for name in ("experiments/harness.py", "python"):
+        (root / name).symlink_to(REPOSITORY / name)
     tools.mkdir()
     (tools / "cuda").mkdir()
     for name in ("cudart_static", "cudadevrt"):
