@@ -12,7 +12,7 @@ RATES = ["--set=device.tflops=0.001", "--set=device.memory_gbps=50", "--set=devi
 QUICKSTART = {
     "model": {"autocast": "bf16"},
     "data": {"sequence_length": 256},
-    "train": {"steps": 3, "micro_batch": 4, "lr": 1e-3},
+    "train": {"steps": 2, "micro_batch": 3, "lr": 1e-3},
 }
 WIDE = {
     "data": {"sequence_length": 128},
