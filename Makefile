@@ -121,13 +121,17 @@ passed = mkdir -p $(RESULTS) && touch $(RESULTS)/$@.ok
 build: $(STAMPS)/packages $(STAMPS)/requirements
 	@$(call build_preset,cpu)
 
-# An editable install: Python sources are used in place, _core is built into the environment. The
-# install maps every module to its file, so a folder that gains or loses a file makes it again.
-CORE_SOURCES := $(wildcard CMakeLists.txt pyproject.toml) $(shell find kernels runtime compress \
-  python -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt) \
-  $(shell find python/sluiceway -type d -not -name __pycache__)
+# The package's modules. An editable install maps each to its file, so it is made again when one
+# comes or goes; like the files above, this one is written only when it changes.
+$(STAMPS)/modules: FORCE
+	@mkdir -p $(STAMPS) && find python/sluiceway -name '*.py' | LC_ALL=C sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/packages $(STAMPS)/requirements $(CARD)
+# An editable install: Python sources are used in place, _core is built into the environment.
+CORE_SOURCES := $(wildcard CMakeLists.txt pyproject.toml) $(shell find kernels runtime compress \
+  python -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name CMakeLists.txt)
+
+$(STAMPS)/install: $(CORE_SOURCES) $(STAMPS)/modules $(STAMPS)/packages $(STAMPS)/requirements $(CARD)
 	$(PY) -m pip install --quiet --no-build-isolation --no-deps $(call pip_options,$(CARD)) --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
