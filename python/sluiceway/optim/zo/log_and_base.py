@@ -22,7 +22,7 @@ from sluiceway.errors import Corrupt, InvalidArgument
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.state import check_entries
 from sluiceway.optim.zo.log_folder import LOG, LogFolder
-from sluiceway.optim.zo.streamed_weights import StreamedWeights, engine_arguments
+from sluiceway.optim.zo.streamed_weights import StreamedWeights
 from sluiceway.optim.zo.tier import States, Training
 from sluiceway.optim.zo.weights import TrainedWeight
 
@@ -50,16 +50,12 @@ class LogAndBase(StreamedWeights):
     def _open(self) -> _core.ZoEngine:
         if self._training.may_change_directions and self._folder.log.exists():
             self._training.use_directions(_core.zo_log_directions(os.fspath(self._folder.log)))
-        engine = _core.ZoEngine(
-            mode="log",
+        return self._new_engine(
+            "log",
             log=os.fspath(self._folder.log),
-            **engine_arguments(self._training),
             **self._base_arguments(),
             **self._low_rank(),
         )
-        trace = self._training.options.trace
-        engine.enable_trace(trace is not None, os.fspath(trace or ""))
-        return engine
 
     def _low_rank(self) -> dict[str, Any]:
         options = self._training.options

@@ -7,7 +7,6 @@ pass call first.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.streamed_weights import StreamedWeights, absent, engine_arguments
+from sluiceway.optim.zo.streamed_weights import StreamedWeights, absent
 from sluiceway.optim.zo.tier import States, Training
 from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
 from sluiceway.optim.zo.weights import MASTER, TrainedWeight
@@ -58,14 +57,11 @@ class Masters(StreamedWeights):
                     f"{self.owner}: {weight.name} is float16, expected bfloat16 or float32 for "
                     "master='bf16'; leave master out"
                 )
-        self._engine = _core.ZoEngine(
-            mode="write_back",
+        self._engine = self._new_engine(
+            "write_back",
             threads=torch.get_num_threads(),
             wire=training.options.narrow_wire or "",
-            **engine_arguments(training),
         )
-        trace = training.options.trace
-        self._engine.enable_trace(trace is not None, os.fspath(trace or ""))
 
     # ---- The masters ----
 

@@ -7,6 +7,7 @@ from a log of the steps. `Masters` lie in host memory, and each step is written 
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +92,28 @@ class StreamedWeights:
         return {"pinned" if self._training.device.asynchronous else "host": self.tensor_bytes}
 
     # ---- The engine ----
+
+    def _new_engine(self, mode: str, **arguments: Any) -> _core.ZoEngine:
+        """Make the engine of a mode, with `arguments` of its own, and begin its trace."""
+        training, options = self._training, self._training.options
+        link, pin = options.link, options.pin or (-1, -1)
+        engine = _core.ZoEngine(
+            **options.keywords_for("engine"),
+            mode=mode,
+            compute=training.device.compute(),
+            link=(link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
+            limits=tier_limits(options.budget, training.device),
+            resident_bytes=bytes_beside(training),
+            resident_room=options.resident,
+            family=options.family,
+            seed=options.seed,
+            groups=len(training.param_groups),
+            device_cpu=pin[0],
+            lane_cpu=pin[1],
+            **arguments,
+        )
+        engine.enable_trace(options.trace is not None, os.fspath(options.trace or ""))
+        return engine
 
     @property
     def is_open(self) -> bool:
@@ -319,25 +342,6 @@ class _StateHook(NothingWhenCopied):
 def absent(p: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return NaN in a parameter's shape but with one element of memory, for an absent weight."""
     return torch.full((), torch.nan, dtype=p.dtype, device=device).expand(p.shape)
-
-
-def engine_arguments(training: Training) -> dict[str, Any]:
-    """Arguments that every compiled engine with streamed weights takes."""
-    options = training.options
-    link, pin = options.link, options.pin or (-1, -1)
-    return {
-        **options.keywords_for("engine"),
-        "compute": training.device.compute(),
-        "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
-        "limits": tier_limits(options.budget, training.device),
-        "resident_bytes": bytes_beside(training),
-        "resident_room": options.resident,
-        "family": options.family,
-        "seed": options.seed,
-        "groups": len(training.param_groups),
-        "device_cpu": pin[0],
-        "lane_cpu": pin[1],
-    }
 
 
 def bytes_beside(training: Training) -> int:
