@@ -281,10 +281,6 @@ class EngineOptimizer(StateHooks, ABC):
         Rows are contiguous.
         """
 
-    def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """Take a core that a fused layer made in place of a gradient; `whole`: none follows."""
-        raise NotImplementedError
-
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
         """Put the norms of the gathered gradients into `.grad`; gets marks of where it began."""
         self._end_gathering()

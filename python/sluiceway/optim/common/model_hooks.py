@@ -74,7 +74,8 @@ class ModelHooks:
     `add_core` for each weight once its gradient exists, then `end_backward` when the backward has
     ended or has raised. As in autograd, gradients count that came before it raised. Backwards come
     one at a time; forwards of other threads may come meanwhile. The sink has the methods under
-    "Calls from the model's hooks" of EngineOptimizer, and numbers the weights like the list.
+    "Calls from the model's hooks" of EngineOptimizer, and `add_core` if it fuses layers; it numbers
+    the weights like the list.
     """
 
     def __init__(

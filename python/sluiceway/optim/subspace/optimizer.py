@@ -200,7 +200,7 @@ class SubspaceAdamW(EngineOptimizer):
             self._calibration.after_gradient()
 
     def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
-        """Add the core of a gradient that was never formed."""
+        """Take a core that a fused layer made in place of a gradient; `whole`: none follows."""
         self._progress.given.add(weight)
         (number,) = self.of_engine.numbers(weight)
         self.engine.add_core(number, core, whole, self.device.compute())
