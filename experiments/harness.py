@@ -66,14 +66,15 @@ def commits(rows: Iterable[Row]) -> str:
     return ", ".join(sorted({row["commit"][:12] for row in rows if row.get("commit")})) or UNKNOWN
 
 
-def check_document(path: Path, **options: object) -> None:
-    """Exit if the document is of another commit or of other options; it never mixes such rows.
+def check_document(path: Path, **options: object) -> Row:
+    """Exit if the document is of another commit or of other options; else return it.
 
-    An option that is None here, or that the document lacks, may have any value.
+    One document never mixes such rows. An option that is None here, or that the document lacks, may
+    have any value. Without a document, make its folder and return {}.
     """
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        return
+        return {}
     found = json.loads(path.read_text())
     old, new = found["commit"], commit_here()
     if new == UNKNOWN:
@@ -83,6 +84,7 @@ def check_document(path: Path, **options: object) -> None:
     for name, here in options.items():
         if here is not None and found.get(name, here) != here:
             sys.exit(f"{path}: is of --{name} {found[name]}, expected {here}; give another file")
+    return found
 
 
 # ---- Files of rows -------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class Results(Protocol):
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that fill a file of rows, and the page that shows them, RESULTS.
+    """Runs that fill a file of rows, and the page that shows them.
 
     Parameters
     ----------
@@ -174,6 +176,8 @@ class Study:
         Row of a run; each worker process calls it, with torch on one thread.
     document : callable
         Text of the page, in Markdown.
+    page : str
+        File name of the page.
     """
 
     results: Path
@@ -181,6 +185,7 @@ class Study:
     stages: Mapping[str, Callable[[Any], Iterable[Any]]]
     measure: Callable[[Any], Row]
     document: Callable[[Any], str]
+    page: str
 
 
 def run_study(study: Study, about: str) -> None:
@@ -197,7 +202,7 @@ def run_study(study: Study, about: str) -> None:
     parser.add_argument("--results", type=Path, default=study.results, help="file of rows")
     args = parser.parse_args()
     if args.table:
-        page = args.results.with_name("RESULTS" + ".md")
+        page = args.results.with_name(study.page)
         page.write_text(study.document(study.read(args.results)))
         print(page)
         return
@@ -222,12 +227,12 @@ def missing_runs(study: Study, path: Path, names: Iterable[str]) -> list[Any]:
 
 def _run(study: Study, path: Path, runs: list[Any], jobs: int) -> None:
     """Make the runs; an exception in one ends all, and the finished ones keep their rows."""
-    tasks = [(study.measure, run) for run in runs]
+    tasks, made_by = [(study.measure, run) for run in runs], provenance()
     # Fresh processes now and then, as native code keeps memory.
     pool = multiprocessing.get_context("spawn").Pool(jobs, _begin_worker, maxtasksperchild=50)
     with pool:
         for done, (run, row) in enumerate(pool.imap_unordered(_measured, tasks), 1):
-            append_row(path, {**row, **provenance()})
+            append_row(path, {**row, **made_by})
             print(f"  {done}/{len(runs)} {run}", flush=True)
 
 

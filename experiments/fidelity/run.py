@@ -18,7 +18,9 @@ from experiments.fidelity.tables import document
 from experiments.fidelity.train_one import run
 from experiments.harness import Study, run_study
 
-STUDY = Study(Path(__file__).with_name("results.jsonl"), Results, STAGES, run, document)
+STUDY = Study(
+    Path(__file__).with_name("results.jsonl"), Results, STAGES, run, document, "RESULTS.md"
+)
 
 if __name__ == "__main__":
     run_study(STUDY, __doc__)

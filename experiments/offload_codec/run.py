@@ -29,7 +29,9 @@ def measured(job: Job) -> Row:
     return {**run(job, simulation.trainee), **simulation.figures()}
 
 
-STUDY = Study(Path(__file__).with_name("results.jsonl"), Results, STAGES, measured, document)
+STUDY = Study(
+    Path(__file__).with_name("results.jsonl"), Results, STAGES, measured, document, "RESULTS.md"
+)
 
 if __name__ == "__main__":
     run_study(STUDY, __doc__)

@@ -25,6 +25,7 @@ STUDY = Study(
     {question.name: partial(wanted, question) for question in QUESTIONS},
     measured,
     document,
+    "RESULTS.md",
 )
 
 if __name__ == "__main__":

@@ -207,9 +207,9 @@ def main() -> int:
     if args.table:
         print("\n\n".join(map(table, read_documents(args.out).values())))
         return 0
-    check_document(args.out, **{name: getattr(args, name) for name in _OF_ALL_ROWS})
-    if args.budget is None and args.out.exists():
-        args.budget = json.loads(args.out.read_text()).get("budget")
+    found = check_document(args.out, **{name: getattr(args, name) for name in _OF_ALL_ROWS})
+    if args.budget is None:
+        args.budget = found.get("budget")
     if args.budget is None:
         args.budget = int(_OF_CARD * torch.cuda.mem_get_info(torch_device(args.device))[0])
     sitting = Sitting(args)

@@ -216,7 +216,7 @@ def study(tmp_path, monkeypatch):
 
         stages = {"core": partial(wanted, TINY)}
         made = harness.Study(tmp_path / "results.jsonl", read, stages, measured,
-                             regime_tables.document)  # fmt: skip
+                             regime_tables.document, "page.txt")  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
         harness.run_study(made, "A study.")
         return asked
@@ -333,7 +333,7 @@ def test_two_steps_from_the_list_to_the_table(tmp_path, study, small_model, shor
         harness.append_row(tmp_path / "results.jsonl", best_at(2e-3, run))
     assert len(study("--jobs", "1", measure=fine_tunes.measured)) == 4
     study("--table")
-    text = (tmp_path / ("RESULTS" + ".md")).read_text()
+    text = (tmp_path / "page.txt").read_text()
     (line,) = [x for x in text.splitlines() if x.startswith("| prose, 2 steps | `none+residual` |")]
     assert line.split(" | ")[2] == "0.002"
     assert "±" in line
