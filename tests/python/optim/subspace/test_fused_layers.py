@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
 
 import pytest
@@ -24,15 +23,9 @@ from test_fused import fused, hooked, recorded, updates_of
 from torch import nn
 from torch.nn import functional
 from twins import LR, train
+from updates import saved
 
 WEIGHTS = [f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in ("up", "down")]
-
-
-def saved(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 COPIES = {
