@@ -41,7 +41,7 @@ def ours(**options: object) -> Make:
     """Make a way of SubspaceAdamW."""
 
     def make(model: torch.nn.Module, lr: float, seed: int) -> sw.SubspaceAdamW:
-        return sw.SubspaceAdamW(model, lr=lr, seed=seed, accumulate=1, **options)
+        return sw.SubspaceAdamW(model, lr=lr, seed=seed, **{"accumulate": 1, **options})
 
     return make
 
