@@ -194,7 +194,8 @@ py::bytes as_py(std::span<const std::byte> bytes) {
 
 py::bytes run_state(OpenStore& opened, bool pinned) {
   ChunkStore& store = opened.get();
-  SLUICEWAY_CHECK(!pinned || store.pinned(), "store: run_state: nothing is pinned, expected a pin");
+  SLUICEWAY_CHECK(!pinned || store.pinned(),
+                  "store: run_state: no version is pinned; call pin() first");
   return as_py(store.run_state(pinned ? *store.pinned() : store.live()));
 }
 

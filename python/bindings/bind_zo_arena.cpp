@@ -104,8 +104,8 @@ HeldArenaPtr create(const std::vector<Weight>& weights, const py::function& tens
 
 at::Tensor read(HeldArena& held, std::size_t weight) {
   ZoArena& arena = *held.arena;
-  SLUICEWAY_CHECK(weight < arena.weights().size(), "arena: weight ", weight, " is read, expected ",
-                  "one of ", arena.weights().size());
+  SLUICEWAY_CHECK(weight < arena.weights().size(), "arena: weight ", weight,
+                  " does not exist, expected 0 to ", arena.weights().size() - 1);
   const std::uint64_t bytes = arena.read_bytes(weight);
   const at::Tensor memory =
       at::empty({static_cast<std::int64_t>(bytes + kBlockBytes)}, at::TensorOptions(at::kByte));

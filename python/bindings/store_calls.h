@@ -25,7 +25,7 @@ using DriveWeights = std::vector<std::uint32_t>;
 inline StoreOptions store_options(const std::vector<std::string>& drives, const std::string& io,
                                   const DriveWeights& weights = {}) {
   SLUICEWAY_CHECK(weights.empty() || weights.size() == drives.size(), "store: ", weights.size(),
-                  " weights, expected one of each of ", drives.size(), " drives, or none");
+                  " weights, expected one for each of the ", drives.size(), " drives, or none");
   StoreOptions store;
   store.drives = drives;
   store.weights = weights;

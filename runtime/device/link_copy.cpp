@@ -38,8 +38,8 @@ void LinkCopy::copy(void* dst, const void* src, std::size_t bytes, StreamRef str
   SLUICEWAY_CHECK(stream.device() == device_, "link_copy: the stream is on ",
                   to_string(stream.device()), ", expected ", to_string(device_),
                   ", the device of the link");
-  SLUICEWAY_CHECK(bytes == 0 || (dst != nullptr && src != nullptr), "link_copy: null pointer for ",
-                  bytes, " bytes");
+  SLUICEWAY_CHECK(bytes == 0 || (dst != nullptr && src != nullptr), "link_copy: ", bytes,
+                  " bytes from or to a null pointer, expected two addresses");
   // The copy takes the wire once the stream has reached it.
   if (wire_ != nullptr) wait_for(stream);
   cross_paced(bytes, [&] {

@@ -48,7 +48,7 @@ struct GradientNorm {
 };
 
 struct StepOutcome {
-  bool skipped = false;    // The gradient was not finite; the step changed nothing.
+  bool skipped = false;    // The gradient was not finite; only kept residuals changed weights.
   double grad_norm = 0;    // Norm of factor * gradient, before max_norm.
   float clip_factor = 1;   // From max_norm; callers multiply their other gradients by it too.
   int residuals_kept = 0;  // In a skipped step: weights whose residual trained in the backward.

@@ -68,7 +68,7 @@ std::size_t ChunkMap::at(ChunkId id, std::uint64_t slot) const {
 }
 
 const Extent& ChunkMap::pinned(ChunkId id) const {
-  SLUICEWAY_CHECK(pinned_.has_value(), "ChunkMap: nothing is pinned; call pin() first");
+  SLUICEWAY_CHECK(pinned_.has_value(), "ChunkMap: no version is pinned; call pin() first");
   return pinned_->at(at(id));
 }
 

@@ -40,7 +40,7 @@ class ChunkMap {
 
   // Returns an empty place if the chunk was never written.
   const Extent& live(ChunkId id) const { return live_.at(at(id)); }
-  const Extent& pinned(ChunkId id) const;  // InvalidArgument: nothing is pinned.
+  const Extent& pinned(ChunkId id) const;  // InvalidArgument: no version is pinned.
   std::optional<Extent> staged(ChunkId id) const { return staged_.at(at(id)); }
   const Extent& extent(ChunkId id, std::uint64_t slot) const;
 

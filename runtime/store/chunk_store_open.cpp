@@ -137,9 +137,10 @@ std::unique_ptr<ChunkStore> ChunkStore::open(Budget& budget, Drives drives) {
   for (std::size_t d = 0; d < drives.size(); ++d) {
     const std::uint64_t expected = d < layout.drives.size() ? layout.drives[d].bytes : 0;
     if (layout.drives.size() != drives.size() || drives[d]->size_bytes() < expected) {
-      throw Corrupt(concat("store: ", drives[d]->properties().path, " is ",
-                           format_bytes(drives[d]->size_bytes()), ", expected ",
-                           format_bytes(expected), " of ", layout.drives.size(), " drives"));
+      throw Corrupt(concat("store: ", drives[d]->properties().path, " holds ",
+                           format_bytes(drives[d]->size_bytes()), " and is one of ", drives.size(),
+                           " drives, expected ", format_bytes(expected), " or more and ",
+                           layout.drives.size(), " drives"));
     }
   }
   std::vector<Extent> live =

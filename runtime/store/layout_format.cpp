@@ -198,7 +198,7 @@ Layout decode_layout(std::span<const std::byte> bytes) {
   const auto catalogue = fields.take(fields.take<std::uint64_t>());
   layout.catalogue.assign(catalogue.begin(), catalogue.end());
   if (fields.left() != 0) {
-    throw Corrupt(concat("directory: has ", fields.left(), " bytes more than its fields take"));
+    throw Corrupt(concat("directory: ", fields.left(), " bytes follow its last field, expected 0"));
   }
   check_extents(layout);
   return layout;
@@ -239,7 +239,7 @@ std::vector<Extent> decode_table(std::span<const std::byte> bytes, const Layout&
     }
   }
   if (fields.left() != 0) {
-    throw Corrupt(concat("table: has ", fields.left(), " bytes more than its fields take"));
+    throw Corrupt(concat("table: ", fields.left(), " bytes follow its last entry, expected 0"));
   }
   return table;
 }

@@ -142,9 +142,10 @@ class CudaStream final : public StreamBackend {
   }
 
   void synchronize() override {
-    SLUICEWAY_CHECK(!worker_.is_current(),
-                    "stream: synchronize() was called in a `done` of the same stream; call it on "
-                    "another thread");
+    SLUICEWAY_CHECK(
+        !worker_.is_current(),
+        "stream: synchronize() was called by a callback of the same stream, which would "
+        "wait for itself; call it on another thread");
     const auto completions = std::make_shared<HostEvent>();
     worker_.post([completions] { completions->set(); });
     completions->wait();

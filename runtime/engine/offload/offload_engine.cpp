@@ -119,7 +119,8 @@ void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char*
 
 void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix> weights) const {
   SLUICEWAY_CHECK(weights.size() == tensors_.size(), "OffloadEngine: ", caller, " got ",
-                  weights.size(), " tensors, expected ", tensors_.size());
+                  weights.size(), " tensors, expected the ", tensors_.size(),
+                  " tensors that the engine trains");
   for (std::size_t i = 0; i < weights.size(); ++i) {
     check_tensor(static_cast<int>(i), weights[i], "weight", tensors_[i].dtype);
   }
@@ -132,18 +133,19 @@ void OffloadEngine::check_stream(const char* what, StreamRef compute) const {
 }
 
 void OffloadEngine::check_begun(const char* caller) const {
-  SLUICEWAY_CHECK(begun_, "OffloadEngine: ", caller, " needs states, but the store ",
-                  is_new_ ? "is new; call begin() first" : "holds a run; call resume() first");
+  SLUICEWAY_CHECK(
+      begun_, "OffloadEngine: ", caller, " needs the states of a run, but the store ",
+      is_new_ ? "is empty; call begin() first" : "has not been read; call resume() first");
 }
 
 // ---- Before the first step ----------------------------------------------------------------------
 
 void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute) {
   check_weights("begin", tensors);
-  check_stream("weights", compute);
+  check_stream("weights are", compute);
   SLUICEWAY_CHECK(is_new_ || store_->live().step == 0,
-                  "OffloadEngine: begin() on a store that holds step ", store_->live().step,
-                  "; call resume()");
+                  "OffloadEngine: begin() would overwrite the run in the store, which is at step ",
+                  store_->live().step, "; call resume() to go on with it");
   wait_for(compute);
   stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
     const AnyMatrix& from = tensors[at(piece.tensor)];
@@ -167,9 +169,9 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute)
 }
 
 void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute) {
-  SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume() from a store without states; call begin()");
+  SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume() found no run in the store; call begin()");
   check_weights("resume", tensors);
-  check_stream("weights", compute);
+  check_stream("weights are", compute);
   if (begun_) synchronize();
   wait_for(compute);
   const Version version = written_version();
@@ -200,14 +202,14 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute
 
 void OffloadEngine::expect(std::span<const TensorHyper> hyper, float factor) {
   SLUICEWAY_CHECK(!has_gradient(),
-                  "OffloadEngine: expect() while gradients are gathered; call it before the "
-                  "backward, or call step() or drop() first");
+                  "OffloadEngine: expect() was called after a gradient of this step; call it "
+                  "before the backward, or call step() or drop() first");
   speculation_.expect(hyper, factor);
 }
 
 void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
                                  const std::shared_ptr<const void>& keep, StreamRef compute) {
-  check_stream("a gradient", compute);
+  check_stream("a gradient is", compute);
   check_begun("add_gradient");
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);

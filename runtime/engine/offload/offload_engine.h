@@ -1,6 +1,6 @@
 // Trains every parameter with full AdamW whose states are in a store, on drives or in host memory.
 //
-//   g  -> 16 bit, scanned and squared in the pass that copies it off the device -> extent
+//   g  -> wire type, scanned and squared in the pass that copies it off the device -> extent
 //   m, v, master, extents -> AdamW -> the other slot of m, v, master; the weight -> the device
 //
 // One step: expect() first with UpdatePolicy::kSpeculative, then add_gradient() per tensor and
@@ -9,10 +9,10 @@
 // first gradient of the next step calls commit(). After that, any crash leaves this step or a later
 // one, whole. A skipped step changes nothing.
 //
-// Host memory holds the ring, and the 16-bit gradients of tensors below half a chunk, which share
-// chunks. Only park_bytes allows memory that grows with large tensors (chunk_plan.h). A gradient
-// stays on the device until it is copied; add_gradient() waits while more than `gradient_room`
-// bytes are waiting there.
+// The wire type is 16 bits wide, or f32. Host memory holds the ring, and the gradients of tensors
+// below half a chunk, which share chunks. Only park_bytes allows memory that grows with large
+// tensors (chunk_plan.h). A gradient stays on the device until it is copied; add_gradient() waits
+// while more than `gradient_room` bytes are waiting there.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      tensors passed to step() keep their addresses until acquire() for them, and on a

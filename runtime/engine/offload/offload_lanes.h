@@ -10,7 +10,7 @@
 
 namespace sluiceway::offload_lanes {
 
-//   d2h     a piece of a gradient leaves the device, in 16 bit, scanned on the way
+//   d2h     copies a piece of a gradient off the device in the wire type, and scans it
 //   decompress  decompresses a core into the pieces of its extents, or only scans it
 //   spill   writes a gradient to its extent
 //   fetch   reads states and extents of a chunk

@@ -48,7 +48,7 @@ def test_pinned_step_is_read_beside_the_live_one_until_it_is_unpinned(tmp_path):
     assert store.read(0, 5) == contents(3, 5)
     assert store.run_state(pinned=True) == b"state of step 1"
     store.unpin()
-    with pytest.raises(sw.InvalidArgument, match="nothing is pinned"):
+    with pytest.raises(sw.InvalidArgument, match="no version is pinned"):
         store.run_state(pinned=True)
 
 

@@ -179,7 +179,7 @@ TEST_F(LinkCopyTest, RefusesWhatIsNoRate) {
 TEST_F(LinkCopyTest, RefusesNullAndForeignStreamsAndCountsNothing) {
   LinkCopy link(DeviceId::host(), kD2h, {});
   EXPECT_THAT([&] { link.copy(nullptr, source.data(), 5, StreamRef::host()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("null pointer for 5 bytes")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("5 bytes from or to a null pointer")));
   EXPECT_THAT([&] { link.copy(target.data(), source.data(), 5, StreamRef::cuda(2, nullptr)); },
               ThrowsMessage<InvalidArgument>(
                   HasSubstr("the stream is on CUDA device 2, expected the host device")));

@@ -189,7 +189,7 @@ TEST(ChunkMapTest, NamesWhatThereIsNot) {
       [&] {
         map.pinned({0, 0});
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("nothing is pinned")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("no version is pinned")));
 }
 
 }  // namespace

@@ -298,7 +298,7 @@ TEST(OffloadEngineStoreTest, AStoreOfAnotherModelIsRefusedByItsFirstDifference) 
   other = kModel;
   other.pop_back();
   EXPECT_THAT([&] { OffloadEngine engine(small_chunk_options({drive.str()}), other); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("8 tensors, expected 7")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("8 tensors, expected the 7")));
 }
 
 TEST(OffloadEngineStoreTest, ARunThatIsNotTakenOverIsNotOverwritten) {
@@ -354,7 +354,7 @@ TEST(OffloadEngineStoreTest, AStateIsNotWrittenWhileGradientsAreGathered) {
       [&] {
         engine.write_state(0, {m, v, master}, 0);
       },
-      ThrowsMessage<InvalidArgument>(HasSubstr("while gradients are gathered")));
+      ThrowsMessage<InvalidArgument>(HasSubstr("after a gradient of this step")));
   EXPECT_FALSE(engine.step(request_of(model)).skipped);
   engine.close();
   EXPECT_EQ(engine.store().live().step, 1U);

@@ -297,7 +297,7 @@ TEST_P(SpeculationTest, AStepOfWhichNothingWasSaidIsUpdatedAfterwards) {
   engine.begin(model.tensors());
   add(engine, model, 1, 0);
   EXPECT_THAT([&] { engine.expect(request_of(model).hyper, 1); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("while gradients are gathered")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("after a gradient of this step")));
   engine.step(request_of(model));
   step(plain.engine, plain.model, 1);
   expect_equal(engine, model, plain);
