@@ -21,6 +21,22 @@ WIDE = {
 
 FUSED = {"fused": True, "share_inputs": True, "ratio": 0.5}
 TURNS = {"residual": "factored", "residual_every": 2}
+CHANGES = {
+    "core": {},
+    "default": {"engine": {"codec": "auto"}},
+    "default-accumulate": {"engine": {"codec": "auto"}, "train": {"accumulate": 4}},
+    "accumulate": {"train": {"accumulate": 4}},
+    "int8-svd": {"engine": {"wire": "int8", "codec": "svd"}},
+    "speculative": {"schedule": {"norm": "speculative"}},
+    "fused": {"engine": FUSED},
+    "fused-checkpointing": {"engine": FUSED, "model": {"checkpointing": True}},
+    "fused-turns": {"engine": {**FUSED, **TURNS}},
+    "fused-turns-accumulate": {"engine": {**FUSED, **TURNS}, "train": {"accumulate": 2}},
+    "turns-accumulate": {"engine": TURNS, "train": {"accumulate": 2}},
+    "fused-fitted": {"engine": {**FUSED, "codec": "block_pca"}},
+}
+# Few, as a run takes a minute where a processor lacks instructions for 16-bit products.
+ON_QUICKSTART = ("default", "fused-turns")
 
 
 @pytest.fixture(scope="module")
@@ -42,33 +58,12 @@ def config_of(write_config, wide_model):
     return write
 
 
-@pytest.mark.parametrize("quickstart", [True, False], ids=["quickstart", "wide"])
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"engine": {"codec": "auto"}},
-        {"engine": {"codec": "auto"}, "train": {"accumulate": 4}},
-        {"train": {"accumulate": 4}},
-        {"engine": {"wire": "int8", "codec": "svd"}},
-        {"schedule": {"norm": "speculative"}},
-        {"engine": FUSED},
-        {"engine": FUSED, "model": {"checkpointing": True}},
-        {"engine": {**FUSED, **TURNS}},
-        {"engine": {**FUSED, **TURNS}, "train": {"accumulate": 2}},
-        {"engine": TURNS, "train": {"accumulate": 2}},
-        {"engine": {**FUSED, "codec": "block_pca"}},
-    ],
-    ids=[
-        "core", "default", "default-accumulate", "accumulate", "int8-svd", "speculative",
-        "fused", "fused-checkpointing", "fused-turns", "fused-turns-accumulate",
-        "turns-accumulate", "fused-fitted",
-    ],
-)  # fmt: skip
-def test_a_run_takes_the_memory_that_was_planned(
-    sluiceway, config_of, tmp_path, quickstart, changes
-):
-    config = config_of(quickstart, **changes)
+    ("name", "model"),
+    [(name, "wide") for name in CHANGES] + [(name, "quickstart") for name in ON_QUICKSTART],
+)
+def test_a_run_takes_the_memory_that_was_planned(sluiceway, config_of, tmp_path, name, model):
+    config = config_of(model == "quickstart", **CHANGES[name])
     plan = json.loads(sluiceway("plan", config, "--json", *RATES).out)["peak_bytes"]
     outcome = sluiceway("train", config, "--out", tmp_path / "out", "--json")
     assert outcome.code == 0, outcome.err
@@ -76,9 +71,10 @@ def test_a_run_takes_the_memory_that_was_planned(
     assert plan["host"] == peak["host"]
     assert plan["pinned"] == peak["pinned"]
     # What fits projectors has its peak after that of the activations, and is counted on top.
-    most = 1.07 if "svd" in str(changes) else 1.05
+    most = 1.07 if "svd" in name else 1.05
     assert 0.95 * peak["device"] <= plan["device"] <= most * peak["device"]
-    assert plan["process"] == pytest.approx(peak["process"], rel=0.10)
+    # A kernel that takes idle pages away keeps the peak of a slow run below what it used.
+    assert 0.90 * peak["process"] <= plan["process"] <= 1.25 * peak["process"]
 
 
 def test_fusing_takes_the_kept_activations_and_products_out_of_a_plan(sluiceway, config_of):

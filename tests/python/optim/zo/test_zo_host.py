@@ -26,8 +26,7 @@ from zo_oracle import Oracle, low_rank_oracle_of, oracle_of
 
 
 @pytest.mark.parametrize(("directions", "seed"), [(1, 0), (3, 2**40 + 1)])
-@pytest.mark.parametrize("depth", [2, 8])
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize(("depth", "lanes"), [(2, 1), (8, 4)])
 def test_losses_and_weights_are_the_oracles(directions, seed, depth, lanes) -> None:
     model = decoder()
     opt = on_host(
