@@ -98,9 +98,8 @@ inline void check_moments(const MeansPass& pass) {
     SLUICEWAY_CHECK(
         (pass.from.empty() && pass.to.empty()) || (moment.row.size() == pass.means.row.size() &&
                                                    moment.col.size() == pass.means.col.size()),
-        "mean_squares: the moment has ", moment.row.size(), " rows and ", moment.col.size(),
-        " columns, expected ", pass.means.row.size(), " and ", pass.means.col.size(),
-        ", as the means have");
+        "mean_squares: moment of ", moment.row.size(), "x", moment.col.size(), ", expected ",
+        pass.means.row.size(), "x", pass.means.col.size(), " as its means are");
   }
 }
 

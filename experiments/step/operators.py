@@ -35,7 +35,7 @@ def operators_of(case: Case, way: str, gbps: float | None, steps: int) -> dict[s
     ids = case.batch_on(torch.device("cpu"))
     with closing(make_optimizer(model, WAYS[way], gbps, "host")) as optimizer:
         if way != NATIVE:
-            optimizer.engine.enable_trace(True)
+            optimizer.engine.trace.enable(True)
         train_step(model, optimizer, ids)
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             for _ in range(steps):
@@ -53,7 +53,7 @@ def ranges_of(optimizer: Any, way: str, steps: int) -> dict[str, float]:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        optimizer.engine.write_trace(str(path))
+        optimizer.engine.trace.write_json(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     ranges = Counter()
     for event in events:

@@ -247,11 +247,8 @@ void bind_offload_engine(py::module_& m) {
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("own_factors"), py::arg("norm"),
            py::arg("compute"), "Updates come after all that `compute` was given by now.")
-      .def("close", &close_engine<OffloadEngine>, py::arg("lent"),
-           "drop() and commit(). Timeout: a lane is stuck; what was `lent` to it is kept.")
       .def("take_stats", &take_stats)
       .def("describe", &describe, py::arg("tensor"));
-  bind_common(engine);
   bind_offload_state(engine);
 }
 

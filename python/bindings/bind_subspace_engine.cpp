@@ -217,8 +217,6 @@ void bind_subspace_engine(py::module_& m) {
            py::arg("other_sum_squares"), py::arg("unscale"), py::arg("own_factors"),
            py::arg("compute"),
            "Make the step; updates come after everything that `compute` has by now.")
-      .def("close", &close_engine<SubspaceEngine>, py::arg("lent"),
-           "drop() and synchronize(). Timeout: a lane is stuck; what was `lent` to it is kept.")
       .def("uncalibrated", &SubspaceEngine::uncalibrated,
            "Number of weights whose projectors wait for their first gradient.")
       .def("calibration_due", &SubspaceEngine::calibration_due)
@@ -226,7 +224,6 @@ void bind_subspace_engine(py::module_& m) {
       .def("end_calibration", &SubspaceEngine::end_calibration)
       .def("take_stats", &take_stats)
       .def("describe", &describe, py::arg("weight"));
-  bind_common(engine);
   bind_weight_state(engine);
 }
 

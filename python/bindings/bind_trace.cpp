@@ -9,13 +9,22 @@ namespace sluiceway {
 
 void bind_trace(py::module_& m) {
   m.def("now_us", &now_us, "Microseconds of the trace's clock.");
-  py::class_<Trace>(m, "Trace", "Named ranges of a run, for one that no engine traces.")
+  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace", "Named ranges of a run.")
       .def(py::init([](std::size_t max_ranges) {
-             auto trace = std::make_unique<Trace>(max_ranges);
+             auto trace = std::make_shared<Trace>(max_ranges);
              trace->enable(true);
              return trace;
            }),
-           py::arg("max_ranges"), "What does not fit is counted, and said in the file.")
+           py::arg("max_ranges"), "Further ranges are counted, and the file has the count.")
+      .def(
+          "enable",
+          [](Trace& trace, bool on, const std::string& path) {
+            if (on && !path.empty()) trace.spill_beside(path);
+            trace.enable(on);
+          },
+          py::arg("on"), py::arg("path") = "",
+          "Keep further ranges or not. With the path that write_json() will get, they are kept on "
+          "that disk.")
       .def(
           "add_range",
           [](Trace& trace, const std::string& row, const std::string& name, double begin_us,

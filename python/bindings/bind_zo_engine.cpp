@@ -355,20 +355,9 @@ void def_passes(Class& engine) {
       .def_property_readonly("next_step",
                              [](const StreamedEngine& held) { return held.engine.next_step(); })
       .def("take_stats", &take_stats)
-      .def(
-          "enable_trace",
-          [](StreamedEngine& held, bool on, const std::string& path) {
-            enable_trace(held.engine.trace(), on, path);
-          },
-          py::arg("on"), py::arg("path") = "",
-          "With the path that write_trace() will be given, events are kept on that disk until "
-          "then.")
-      .def(
-          "write_trace",
-          [](StreamedEngine& held, const std::string& path) {
-            held.engine.trace().write_json(path);
-          },
-          py::arg("path"), "Of all rings, those before a new base too.");
+      .def_property_readonly(
+          "trace", [](const StreamedEngine& held) { return held.engine.trace(); },
+          "The trace of all rings, also of those before a new base.");
 }
 
 void def_log(Class& engine) {

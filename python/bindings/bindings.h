@@ -26,6 +26,7 @@ void bind_offload_engine(py::module_& m);
 void bind_store(py::module_& m);
 void bind_subspace_engine(py::module_& m);
 void bind_trace(py::module_& m);
+void bind_engine(py::module_& m);
 void bind_warning(py::module_& m);
 void bind_weight_plan(py::module_& m);
 void bind_zo_arena(py::module_& m);

@@ -18,38 +18,23 @@
 #include "python/bindings/signal_check.h"
 #include "python/bindings/tensor_view.h"
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/gated_engine.h"
 #include "runtime/engine/norm_mode.h"
 #include "runtime/engine/step_gate.h"
-#include "runtime/trace/trace.h"
 
 namespace sluiceway {
 
-inline void enable_trace(Trace& trace, bool on, const std::string& path) {
-  if (on && !path.empty()) trace.spill_beside(path);
-  trace.enable(on);
-}
-
 // A forked child has the engine's memory but not its threads: it must not try to join them. An
 // engine with a lane that still runs is kept for good, since that lane uses it.
-template <typename Engine>
 struct EngineDeleter {
   pid_t opened_in = getpid();
-  void operator()(Engine* engine) const {
-    if (getpid() != opened_in) return;
-    const GilReleased unlocked;
-    try {
-      engine->finish();
-    } catch (...) {
-      return;
-    }
-    delete engine;
-  }
+  void operator()(GatedEngine* engine) const;
 };
 
 template <typename Engine>
-using EngineHolder = std::unique_ptr<Engine, EngineDeleter<Engine>>;
+using EngineHolder = std::unique_ptr<Engine, EngineDeleter>;
 template <typename Engine>
-using EngineClass = py::class_<Engine, EngineHolder<Engine>>;
+using EngineClass = py::class_<Engine, GatedEngine, EngineHolder<Engine>>;
 
 using LimitOfTier = std::array<std::optional<std::uint64_t>, kTierCount>;
 
@@ -116,45 +101,6 @@ inline std::vector<AnyMatrix> views_of(const std::vector<at::Tensor>& weights) {
   return out;
 }
 
-// Storage that a lane may still write to when nobody waits for it any more is never freed. Not by
-// the tensors of Python: torch aborts where those outlive the interpreter.
-inline void keep_for_good(const std::vector<at::Tensor>& lent) {
-  auto* const kept = new std::vector<at::Tensor>;
-  for (const at::Tensor& tensor : lent) kept->push_back(tensor.detach());
-}
-
-template <typename Engine>
-void close_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
-  try {
-    const GilReleased unlocked;
-    engine.close();
-  } catch (const Timeout&) {
-    if (!engine.idle()) keep_for_good(lent);
-    throw;
-  }
-}
-
-template <typename Engine>
-void finish_engine(Engine& engine, const std::vector<at::Tensor>& lent) {
-  try {
-    const GilReleased unlocked;
-    engine.finish();
-  } catch (...) {
-    keep_for_good(lent);
-    throw;
-  }
-}
-
-template <typename Engine>
-std::vector<std::pair<double, float>> gradient_sizes(Engine& engine) {
-  std::vector<std::pair<double, float>> sizes;
-  for (std::size_t i = 0; i < engine.size(); ++i) {
-    const ScanResult scan = engine.gradient_scan(static_cast<int>(i));
-    sizes.emplace_back(scan.sum_squares, scan.abs_max);
-  }
-  return sizes;
-}
-
 inline std::tuple<double, bool> norm_tuple(const GradientNorm& norm) {
   return {norm.norm, norm.finite};
 }
@@ -179,46 +125,6 @@ inline Stats stats_of(const EngineUse& use, double host_seconds) {
   result["used_bytes"] = by_tier(use.used);
   result["peak_bytes"] = by_tier(use.peak);
   return result;
-}
-
-// What the Python side asks of every engine, but for gradients and steps.
-template <typename Engine>
-void bind_common(EngineClass<Engine>& engine) {
-  const auto unlocked = py::call_guard<GilReleased>();
-  engine.def("__len__", &Engine::size)
-      .def("gradient_sizes", &gradient_sizes<Engine>, unlocked,
-           "Sum of squares and largest absolute element of each weight's gradient so far; after "
-           "end_backward(). Neither is finite where the gradient is not.")
-      .def("has_gradient", &Engine::has_gradient)
-      .def("drop", &Engine::drop, unlocked)
-      .def(
-          "wait",
-          [](Engine& e, int weight, const StreamRef& compute) { e.acquire(weight, compute); },
-          py::arg("weight"), py::arg("compute"), unlocked,
-          "Work on `compute` that is enqueued from now on sees the last update. The thread "
-          "waits: on the host device until it is made, on a CUDA device until it is enqueued.")
-      .def("synchronize", &Engine::synchronize, unlocked)
-      .def("finish", &finish_engine<Engine>, py::arg("lent"),
-           "As close(), whatever failed before; raises only where a lane still runs.")
-      .def_property("committed_steps", &Engine::committed_steps, &Engine::set_committed_steps)
-      .def("note_device_times", &Engine::note_device_times, py::arg("forward_s"),
-           py::arg("backward_s"))
-      .def(
-          "enable_trace",
-          [](Engine& e, bool on, const std::string& path) { enable_trace(e.trace(), on, path); },
-          py::arg("on"), py::arg("path") = "",
-          "With the path that write_trace() will be given, events are kept on that disk until "
-          "then.")
-      .def(
-          "add_trace_range",
-          [](Engine& e, const std::string& row, const std::string& name, double begin_us,
-             double end_us) {
-            e.trace().add_range(e.trace().add_row(row), name, begin_us, end_us);
-          },
-          py::arg("row"), py::arg("name"), py::arg("begin_us"), py::arg("end_us"))
-      .def(
-          "write_trace", [](Engine& e, const std::string& path) { e.trace().write_json(path); },
-          py::arg("path"));
 }
 
 }  // namespace sluiceway

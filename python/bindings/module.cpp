@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_noise(m);
   sluiceway::bind_store(m);
   sluiceway::bind_trace(m);
+  sluiceway::bind_engine(m);
   sluiceway::bind_weight_plan(m);
   sluiceway::bind_subspace_engine(m);
   sluiceway::bind_offload_engine(m);

@@ -18,6 +18,7 @@ __all__: list[str] = [
     "CodecFamily",
     "CoreOptions",
     "EngineOptions",
+    "GatedEngine",
     "LossScale",
     "OffloadEngine",
     "OffloadEngineOptions",
@@ -238,18 +239,59 @@ class ChunkStore:
 
 class Trace:
     """
-    Named ranges of a run, for one that no engine traces.
+    Named ranges of a run.
     """
     def __init__(self, max_ranges: typing.SupportsInt) -> None:
         """
-        What does not fit is counted, and said in the file.
+        Further ranges are counted, and the file has the count.
         """
     def add_range(
         self, row: str, name: str, begin_us: typing.SupportsFloat, end_us: typing.SupportsFloat
     ) -> None: ...
+    def enable(self, on: bool, path: str = "") -> None:
+        """
+        Keep further ranges or not. With the path that write_json() will get, they are kept on that disk.
+        """
     def write_json(self, path: str) -> None:
         """
         Chrome trace format.
+        """
+
+class GatedEngine:
+    """
+    An engine that gathers the gradients of a step, and then makes the step.
+    """
+    def __len__(self) -> int: ...
+    def close(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        Drop gathered gradients, and end the engine's work: a store has its last commit then. Timeout: a lane is stuck; the tensors that were `lent` to it are kept.
+        """
+    def drop(self) -> None: ...
+    def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        Like close(), whatever failed before; raises only where a lane still runs.
+        """
+    def gradient_sizes(self) -> list[tuple[float, float]]:
+        """
+        Sum of squares and largest absolute element of each weight's gradient so far; after end_backward(). Neither is finite where the gradient is not.
+        """
+    def has_gradient(self) -> bool: ...
+    def note_device_times(
+        self, forward_s: typing.SupportsFloat, backward_s: typing.SupportsFloat
+    ) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait(self, weight: typing.SupportsInt, compute: Stream) -> None:
+        """
+        Work on `compute` that is enqueued from now on sees the last update. The thread waits: on the host device until it is made, on a CUDA device until it is enqueued.
+        """
+    @property
+    def committed_steps(self) -> int: ...
+    @committed_steps.setter
+    def committed_steps(self, arg1: typing.SupportsInt) -> None: ...
+    @property
+    def trace(self) -> Trace:
+        """
+        The engine's trace; it may outlive the engine.
         """
 
 class AutoCodec:
@@ -310,14 +352,13 @@ class EngineOptions:
         compute: a stream of the device that the weights are on; keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, seed, codec, refresh_every, refresh_source, refresh_threshold, refresh_learn_steps, refresh_transport, refresh_learn_rate, refresh_beta, refresh_init, residual_at_once, residual_every, residual_max_rms, tokens_per_step, total_steps. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
         """
 
-class SubspaceEngine:
+class SubspaceEngine(GatedEngine):
     """
     Trains weights through compressed gradients.
     """
     def __init__(
         self, options: EngineOptions, weights: collections.abc.Sequence[WeightSpec]
     ) -> None: ...
-    def __len__(self) -> int: ...
     def add_core(
         self, weight: typing.SupportsInt, core: torch.Tensor, whole: bool, compute: Stream
     ) -> None:
@@ -334,31 +375,15 @@ class SubspaceEngine:
         """
         Add the gradient of a backward, with contiguous rows, to the sum of a step; see the header.
         """
-    def add_trace_range(
-        self, row: str, name: str, begin_us: typing.SupportsFloat, end_us: typing.SupportsFloat
-    ) -> None: ...
     def begin_calibration(self) -> None: ...
     def calibration_due(self) -> bool: ...
     def check_weight_state(self, weight: typing.SupportsInt, state: dict) -> None:
         """
         Raise what load_weight_state would raise; nothing is changed.
         """
-    def close(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
-        """
-        drop() and synchronize(). Timeout: a lane is stuck; what was `lent` to it is kept.
-        """
     def describe(self, weight: typing.SupportsInt) -> dict[str, typing.Any]: ...
-    def drop(self) -> None: ...
-    def enable_trace(self, on: bool, path: str = "") -> None:
-        """
-        With the path that write_trace() will be given, events are kept on that disk until then.
-        """
     def end_backward(self) -> None: ...
     def end_calibration(self) -> None: ...
-    def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
-        """
-        As close(), whatever failed before; raises only where a lane still runs.
-        """
     def gathered_norm(self) -> tuple[float, bool]:
         """
         Norm of all gradients so far, and True if they are finite; waits for a device.
@@ -367,11 +392,6 @@ class SubspaceEngine:
         """
         Number of times that the projectors of a weight were replaced.
         """
-    def gradient_sizes(self) -> list[tuple[float, float]]:
-        """
-        Sum of squares and largest absolute element of each weight's gradient so far; after end_backward(). Neither is finite where the gradient is not.
-        """
-    def has_gradient(self) -> bool: ...
     def hold_residual(self, weight: typing.SupportsInt) -> None: ...
     def keeps_total(self, weight: typing.SupportsInt) -> bool:
         """
@@ -385,9 +405,6 @@ class SubspaceEngine:
         """
         Take over what weight_state gave.
         """
-    def note_device_times(
-        self, forward_s: typing.SupportsFloat, backward_s: typing.SupportsFloat
-    ) -> None: ...
     def prepare(
         self,
         hyper: collections.abc.Sequence[
@@ -431,31 +448,21 @@ class SubspaceEngine:
         """
         Make the step; updates come after everything that `compute` has by now.
         """
-    def synchronize(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
     def uncalibrated(self) -> int:
         """
         Number of weights whose projectors wait for their first gradient.
-        """
-    def wait(self, weight: typing.SupportsInt, compute: Stream) -> None:
-        """
-        Work on `compute` that is enqueued from now on sees the last update. The thread waits: on the host device until it is made, on a CUDA device until it is enqueued.
         """
     def wants_gradient(self, weight: typing.SupportsInt) -> bool: ...
     def weight_state(self, weight: typing.SupportsInt) -> dict[str, typing.Any]:
         """
         step, exp_avg (core-shaped), exp_avg_sq (too, or means of rows and columns), codec, low_bits, backwards, residual, residual_step: all copies.
         """
-    def write_trace(self, path: str) -> None: ...
     @property
     def automatic(self) -> AutoCodec:
         """
         The choice for codec="auto", whether or not a weight has it.
         """
-    @property
-    def committed_steps(self) -> int: ...
-    @committed_steps.setter
-    def committed_steps(self, arg1: typing.SupportsInt) -> None: ...
 
 class TensorSpec:
     """
@@ -492,38 +499,25 @@ class OffloadEngineOptions:
         keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
         """
 
-class OffloadEngine:
+class OffloadEngine(GatedEngine):
     """
     AdamW whose states lie in a store, on drives or in memory.
     """
     def __init__(
         self, options: OffloadEngineOptions, tensors: collections.abc.Sequence[TensorSpec]
     ) -> None: ...
-    def __len__(self) -> int: ...
     def add_gradient(
         self, tensor: typing.SupportsInt, gradient: torch.Tensor, compute: Stream
     ) -> None:
         """
         A whole gradient as one row; its storage is kept until it has left the device.
         """
-    def add_trace_range(
-        self, row: str, name: str, begin_us: typing.SupportsFloat, end_us: typing.SupportsFloat
-    ) -> None: ...
     def begin(self, weights: collections.abc.Sequence[torch.Tensor], compute: Stream) -> None:
         """
         Zero moments, and masters that are the weights: step 0.
         """
-    def close(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
-        """
-        drop() and commit(). Timeout: a lane is stuck; what was `lent` to it is kept.
-        """
     def commit(self) -> None: ...
     def describe(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]: ...
-    def drop(self) -> None: ...
-    def enable_trace(self, on: bool, path: str = "") -> None:
-        """
-        With the path that write_trace() will be given, events are kept on that disk until then.
-        """
     def end_backward(self, norm: bool) -> tuple[float, bool]:
         """
         norm: of a sum of several backwards, which are read for it.
@@ -538,15 +532,6 @@ class OffloadEngine:
         """
         With what the next step will be made, where the policy is speculative.
         """
-    def finish(self, lent: collections.abc.Sequence[torch.Tensor]) -> None:
-        """
-        As close(), whatever failed before; raises only where a lane still runs.
-        """
-    def gradient_sizes(self) -> list[tuple[float, float]]:
-        """
-        Sum of squares and largest absolute element of each weight's gradient so far; after end_backward(). Neither is finite where the gradient is not.
-        """
-    def has_gradient(self) -> bool: ...
     def leave_uncommitted(self) -> None:
         """
         From now on close() leaves the store at its last commit.
@@ -562,9 +547,6 @@ class OffloadEngine:
         """
         Take over what tensor_state gave; the next commit makes it durable.
         """
-    def note_device_times(
-        self, forward_s: typing.SupportsFloat, backward_s: typing.SupportsFloat
-    ) -> None: ...
     def pin(self) -> int:
         """
         Commit, for good until the next pin.
@@ -591,21 +573,11 @@ class OffloadEngine:
         """
         Updates come after all that `compute` was given by now.
         """
-    def synchronize(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
     def tensor_state(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]:
         """
         step, exp_avg, exp_avg_sq, master: all copies, the last three float32.
         """
-    def wait(self, weight: typing.SupportsInt, compute: Stream) -> None:
-        """
-        Work on `compute` that is enqueued from now on sees the last update. The thread waits: on the host device until it is made, on a CUDA device until it is enqueued.
-        """
-    def write_trace(self, path: str) -> None: ...
-    @property
-    def committed_steps(self) -> int: ...
-    @committed_steps.setter
-    def committed_steps(self, arg1: typing.SupportsInt) -> None: ...
     @property
     def drives(self) -> list:
         """
@@ -756,10 +728,6 @@ class ZoEngine:
         """
         Drop the last snapshot, which nobody reads any more.
         """
-    def enable_trace(self, on: bool, path: str = "") -> None:
-        """
-        With the path that write_trace() will be given, events are kept on that disk until then.
-        """
     def finish(self) -> None:
         """
         End the pass, if there is one; a step that was not committed is as if it had not begun.
@@ -836,10 +804,6 @@ class ZoEngine:
         """
     def sync(self) -> None: ...
     def take_stats(self) -> dict[str, typing.Any]: ...
-    def write_trace(self, path: str) -> None:
-        """
-        Of all rings, those before a new base too.
-        """
     @property
     def entries(self) -> int: ...
     @property
@@ -852,6 +816,11 @@ class ZoEngine:
     def next_step(self) -> int: ...
     @property
     def streams(self) -> bool: ...
+    @property
+    def trace(self) -> Trace:
+        """
+        The trace of all rings, also of those before a new base.
+        """
 
 def adam_step(
     name: str,

@@ -80,6 +80,7 @@ class EngineLanes {
   const LanePlan& plan() const noexcept { return plan_; }
   Budget& budget() noexcept { return budget_; }
   Trace& trace() noexcept { return *trace_; }
+  const std::shared_ptr<Trace>& shared_trace() const noexcept { return trace_; }
   Trace::Row device_row() const noexcept { return device_row_; }
   LinkCopy& d2h() noexcept { return d2h_; }
   LinkCopy& h2d() noexcept { return h2d_; }

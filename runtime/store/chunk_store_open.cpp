@@ -134,13 +134,15 @@ std::unique_ptr<ChunkStore> ChunkStore::open(Budget& budget, Drives drives) {
   Drive& first = *drives.front();
   auto [superblock, damage] = read_superblock(first);
   const Layout layout = decode_layout(read_checked(first, superblock.directory, "the directory"));
+  if (layout.drives.size() != drives.size()) {
+    throw Corrupt(concat("store: its directory lists ", layout.drives.size(), " drives, expected ",
+                         drives.size(), ", as the headers say"));
+  }
   for (std::size_t d = 0; d < drives.size(); ++d) {
-    const std::uint64_t expected = d < layout.drives.size() ? layout.drives[d].bytes : 0;
-    if (layout.drives.size() != drives.size() || drives[d]->size_bytes() < expected) {
-      throw Corrupt(concat("store: ", drives[d]->properties().path, " holds ",
-                           format_bytes(drives[d]->size_bytes()), " and is one of ", drives.size(),
-                           " drives, expected ", format_bytes(expected), " or more and ",
-                           layout.drives.size(), " drives"));
+    if (drives[d]->size_bytes() < layout.drives[d].bytes) {
+      throw Corrupt(concat("store: ", drives[d]->properties().path, " is cut off: it has ",
+                           format_bytes(drives[d]->size_bytes()), ", expected ",
+                           format_bytes(layout.drives[d].bytes)));
     }
   }
   std::vector<Extent> live =

@@ -213,7 +213,7 @@ TEST_P(FactoredMomentTest, RejectsAMomentOfAnotherShape) {
   Owned moment(rng, 5, 7), means(rng, 5, 8);
   Matrix r = rng.matrix(5, 8);
   EXPECT_THAT([&] { advance(r, moment, means, step(1), moment); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("5 rows and 7 columns, expected 5 and 8")));
+              ThrowsMessage<InvalidArgument>(HasSubstr("moment of 5x7, expected 5x8")));
 }
 
 TEST(FactoredRootsTest, EpsilonIsInUnitsOfTheGradientAsItIs) {

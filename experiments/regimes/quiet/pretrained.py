@@ -202,7 +202,8 @@ is better than AdamW.
 def document(results: Results) -> str:
     """Return the page: held-out losses, less AdamW's of the same seed."""
     text = HEAD.format(commits=commits(results.rows.values()), layers=LAYERS)
-    return text + "".join(f"| {' | '.join(cells)} |\n" for cells in lines(results))
+    shown = [f"| {' | '.join(cells)} |\n" for cells in lines(results)]
+    return text + "".join(shown or ["\nNothing yet.\n"])
 
 
 def lines(results: Results) -> Iterable[tuple[str, ...]]:

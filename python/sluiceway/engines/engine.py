@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from sluiceway import _core
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import EnginePlan
@@ -37,13 +38,6 @@ class Ranges(Protocol):
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """Record the block."""
-
-
-class Recorder(Protocol):
-    """A trace that belongs to the engine; times are in microseconds of `_core.now_us`."""
-
-    def add_trace_range(self, row: str, name: str, began_us: float, ended_us: float) -> None:
-        """Put a range into a row."""
 
 
 class BegunSave(Protocol):
@@ -177,7 +171,7 @@ class Engine(ABC):
         """Entries that the engine adds to summary.json."""
         return {}
 
-    def recorder(self) -> Recorder | None:
+    def trace(self) -> _core.Trace | None:
         """The trace of the engine, or None if it has none, so that the run writes one."""
         return None
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from sluiceway import _core
 from sluiceway.config.engines.offload import OffloadOptions, OffloadSection
 from sluiceway.config.values import StoreOptions
-from sluiceway.engines.engine import Ranges, Recorder, Update
+from sluiceway.engines.engine import Ranges, Update
 from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.resident import OPTIMIZER_FILE
@@ -150,6 +151,6 @@ class Offload(GradientEngine):
                 engine.leave_uncommitted()
         super().close()
 
-    def recorder(self) -> Recorder:
-        """Return the compiled engine, whose lanes are rows of the trace."""
-        return self.optimizer.engine
+    def trace(self) -> _core.Trace:
+        """Return the trace of the compiled engine; its lanes are rows."""
+        return self.optimizer.engine.trace

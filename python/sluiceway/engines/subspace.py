@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from sluiceway import _core
 from sluiceway.config.engines.subspace import SubspaceOptions, SubspaceSection
-from sluiceway.engines.engine import Recorder
 from sluiceway.engines.gradient import GradientEngine
 from sluiceway.engines.subspace_plan import SubspacePlan
 from sluiceway.model.uncompressed import group_lines
@@ -96,6 +96,6 @@ class Subspace(GradientEngine):
             "parameters": {"uncompressed": self.optimizer.uncompressed},
         }
 
-    def recorder(self) -> Recorder:
-        """Return the compiled engine, whose lanes are rows of the trace."""
-        return self.optimizer.engine
+    def trace(self) -> _core.Trace:
+        """Return the trace of the compiled engine; its lanes are rows."""
+        return self.optimizer.engine.trace

@@ -84,5 +84,5 @@ def open_context(config: Config, inputs: Inputs, folder: Path, trace: Path | Non
     engine = engine_of(config)
     engine.open(folder, placement, trace)
     timeline = Timeline(trace)
-    timeline.hand_over(engine.recorder())
+    timeline.hand_over(engine.trace())
     return RunContext(engine, placement, inputs.train, inputs.held_out, peak, timeline)

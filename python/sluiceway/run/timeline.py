@@ -10,7 +10,6 @@ from pathlib import Path
 import torch  # noqa: F401 - the compiled module needs libtorch in the process.
 
 from sluiceway import _core
-from sluiceway.engines.engine import Recorder
 from sluiceway.errors import IoError
 
 _MOST = 20000  # Ranges; a long run keeps its beginning.
@@ -34,10 +33,10 @@ class Timeline:
         self._trace = _core.Trace(max_ranges=_MOST if path is not None else 0)
         self._add: Callable[[str, str, float, float], None] = self._trace.add_range
 
-    def hand_over(self, recorder: Recorder | None) -> None:
-        """Pass all further ranges to the engine, if it has a trace of its own."""
-        if self._path is not None and recorder is not None:
-            self._add = recorder.add_trace_range
+    def hand_over(self, trace: _core.Trace | None) -> None:
+        """Pass all further ranges to the engine's trace, if it has one."""
+        if self._path is not None and trace is not None:
+            self._add = trace.add_range
             self._path = None
 
     @contextlib.contextmanager

@@ -1,7 +1,6 @@
 #include "runtime/engine/offload/offload_engine.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -9,7 +8,6 @@
 #include "runtime/engine/offload/extent_sum.h"
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/engine/offload/offload_lanes.h"
-#include "runtime/engine/wait_limit.h"
 
 namespace sluiceway {
 namespace {
@@ -51,7 +49,8 @@ std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradi
 }  // namespace
 
 OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> tensors)
-    : options_(std::move(options)),
+    : GatedEngine(lanes_, gate_),
+      options_(std::move(options)),
       tensors_(std::move(tensors)),
       weight_dtypes_(dtypes_of(tensors_, options_.gradient)),
       plan_(elems_of(tensors_), options_.chunk_elems),
@@ -267,27 +266,8 @@ void OffloadEngine::synchronize() {
 
 // ---- The end -----------------------------------------------------------------------------------
 
-void OffloadEngine::close(std::chrono::milliseconds wait_limit) {
-  const WaitLimit bounded(lanes_.executor(), wait_limit);
-  drop();
+void OffloadEngine::end_work() {
   if (begun_ && !leaves_uncommitted_) commit();
-}
-
-void OffloadEngine::finish(std::chrono::milliseconds wait_limit) {
-  try {
-    close(wait_limit);
-  } catch (...) {
-    // A failed executor has drained its lanes, and after a failed commit they will soon be empty.
-    // Then nothing runs any more, and that is enough. This loop counts its own sleeps, because a
-    // clock would also count the time in which the process was suspended.
-    constexpr std::chrono::milliseconds kBetween{1};
-    for (auto left = wait_limit; !idle() && left.count() > 0; left -= kBetween) {
-      std::this_thread::sleep_for(kBetween);
-    }
-    if (!idle()) throw;
-    gate_.forget();
-    clear_gradients();
-  }
 }
 
 // ---- Numbers -----------------------------------------------------------------------------------

@@ -25,7 +25,6 @@
 // Source:        docs/store.md; MemAscend, arXiv 2505.23254.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -36,6 +35,7 @@
 #include "kernels/base/view.h"
 #include "runtime/engine/computing_stream.h"
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/gated_engine.h"
 #include "runtime/engine/offload/chunk_groups.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/gradient_cores.h"
@@ -90,16 +90,14 @@ struct TensorState {
   std::span<float> exp_avg, exp_avg_sq, master;
 };
 
-class OffloadEngine {
+class OffloadEngine final : public GatedEngine {
  public:
   // `tensors` are in the order in which the forward needs them. OutOfMemory: both byte counts, also
   // for a pinned budget without room for two chunks.
   OffloadEngine(OffloadOptions options, std::vector<TensorSpec> tensors);
-  OffloadEngine(const OffloadEngine&) = delete;
-  OffloadEngine& operator=(const OffloadEngine&) = delete;
-  ~OffloadEngine();
+  ~OffloadEngine() override;
 
-  std::size_t size() const noexcept { return tensors_.size(); }
+  std::size_t size() const noexcept override { return tensors_.size(); }
   const TensorSpec& tensor(int index) const { return tensors_.at(at(index)); }
   const ChunkPlan& plan() const noexcept { return plan_; }
   CoreShape core(int index) const { return cores_.core(index); }  // Empty: it crosses whole.
@@ -128,13 +126,11 @@ class OffloadEngine {
   // `norm`: compute the norm even over several micro-batches, which reads their extents and
   // decompresses gradients that crossed compressed. Otherwise that norm is NaN.
   GradientNorm end_backward(bool norm = true);
-  // Scan of a tensor's gradient so far; call after end_backward().
-  ScanResult gradient_scan(int index) const { return gate_.scan(index); }
+  ScanResult gradient_scan(int index) override { return gate_.scan(index); }
   StepOutcome step(const OffloadRequest& request);
-  bool has_gradient() const noexcept { return gate_.has_gradient(); }
-  void drop();                                 // Forgets the gradients added.
-  void acquire(int index, StreamRef compute);  // Like SubspaceEngine::acquire().
-  void synchronize();                          // Returns when every step is applied.
+  void drop() override;
+  void acquire(int index, StreamRef compute) override;
+  void synchronize() override;
 
   // ---- Durability ----
   // Sets the bytes that the next commits store beside the states. InvalidArgument: more than the
@@ -151,32 +147,18 @@ class OffloadEngine {
   // the current step could continue.
   void leave_uncommitted() noexcept { leaves_uncommitted_ = true; }
 
-  static constexpr std::chrono::milliseconds kCloseWaitLimit{5000};
-  // drop() and commit(), but gives up a stuck lane (Executor::give_up_after): Timeout.
-  void close(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
-  // Like close(), but ignores earlier exceptions of lanes. Throws if a lane still runs; then the
-  // engine and everything lent to it must stay alive until the process ends.
-  void finish(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
-  bool idle() const { return lanes_.executor().idle(); }
-
   // ---- State; synchronizes first ----
-  std::int64_t committed_steps() const noexcept { return gate_.committed_steps(); }
-  void set_committed_steps(std::int64_t steps) { gate_.set_committed_steps(steps); }
   std::int64_t tensor_steps(int index) const { return steps_.at(at(index)); }
   void read_state(int index, const TensorState& into);
   // Stages a state, which commit() then makes durable.
   void write_state(int index, const TensorState& from, std::int64_t steps);
 
-  // ---- Numbers ----
-  void note_device_times(double forward_s, double backward_s) {
-    lanes_.note_device_times(forward_s, backward_s);
-  }
   OffloadStats take_stats();
-  Trace& trace() noexcept { return lanes_.trace(); }
-  Budget& budget() noexcept { return lanes_.budget(); }
 
  private:
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
+  void end_work() override;
+  void forget_gradients() override { clear_gradients(); }
   StateStream::Types types() const noexcept { return {options_.gradient, weight_dtypes_}; }
   std::unique_ptr<ChunkStore> open_store();
   void check_tensor(int index, const AnyMatrix& matrix, const char* what, DType dtype) const;

@@ -40,7 +40,7 @@ void OffloadEngine::commit() {
   ++commits_;
   const double end_us = now_us();
   commit_seconds_ += (end_us - begin_us) * 1e-6;
-  trace().add_range(lanes_.device_row(), "commit", begin_us, end_us);
+  lanes_.trace().add_range(lanes_.device_row(), "commit", begin_us, end_us);
 }
 
 std::uint64_t OffloadEngine::pin() {

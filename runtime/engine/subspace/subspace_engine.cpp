@@ -5,7 +5,6 @@
 
 #include "kernels/base/check.h"
 #include "runtime/engine/subspace/subspace_lanes.h"
-#include "runtime/engine/wait_limit.h"
 
 namespace sluiceway {
 namespace {
@@ -48,7 +47,8 @@ Calibration::Weights make_weights(std::vector<WeightSpec> specs, std::string_vie
 
 SubspaceEngine::SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> weights,
                                std::unique_ptr<ProjectorLearner> learner)
-    : options_(std::move(options)),
+    : GatedEngine(lanes_, gate_),
+      options_(std::move(options)),
       lanes_(options_.lanes,
              subspace_lanes::specs(options_.device_cpu, options_.lane_cpu, options_.host_threads),
              subspace_lanes::kPlan, static_cast<int>(weights.size())),
@@ -133,21 +133,8 @@ void SubspaceEngine::drop() {
   for (const auto& weight : weights_) weight->gathering = {};
 }
 
-void SubspaceEngine::close(std::chrono::milliseconds wait_limit) {
-  const WaitLimit bounded(lanes_.executor(), wait_limit);
-  drop();
-  synchronize();
-}
-
-void SubspaceEngine::finish(std::chrono::milliseconds wait_limit) {
-  try {
-    close(wait_limit);
-  } catch (...) {
-    if (!idle()) throw;
-    // A failed executor has drained its lanes, so nothing runs any more; that is enough.
-    gate_.forget();
-    for (const auto& weight : weights_) weight->gathering = {};
-  }
+void SubspaceEngine::forget_gradients() {
+  for (const auto& weight : weights_) weight->gathering = {};
 }
 
 // ---- Calibration, state, numbers ----------------------------------------------------------------
@@ -180,10 +167,6 @@ void SubspaceEngine::load_weight(int index, const WeightState& state) {
   wait_for_all(index);
   load_state(*weights_.at(at(index)), state);
   gate_.expect_backwards(index, state.backwards);
-}
-
-void SubspaceEngine::note_device_times(double forward_s, double backward_s) {
-  lanes_.note_device_times(forward_s, backward_s);
 }
 
 SubspaceStats SubspaceEngine::take_stats() {

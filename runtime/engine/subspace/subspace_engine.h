@@ -34,7 +34,6 @@
 //                from check_interrupt ends a call that waits; the call can be repeated.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -47,6 +46,7 @@
 #include "compress/refresh_policy.h"
 #include "runtime/engine/computing_stream.h"
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/gated_engine.h"
 #include "runtime/engine/step_gate.h"
 #include "runtime/engine/subspace/auto_codec.h"
 #include "runtime/engine/subspace/calibration.h"
@@ -100,17 +100,15 @@ struct SubspaceStats {
   bool speculative = false;
 };
 
-class SubspaceEngine {
+class SubspaceEngine final : public GatedEngine {
  public:
   // `weights` are in the order in which the forward needs them. OutOfMemory: both byte counts and
   // the weight's name. `learner` may be null where no codec learns.
   SubspaceEngine(SubspaceOptions options, std::vector<WeightSpec> weights,
                  std::unique_ptr<ProjectorLearner> learner);
-  SubspaceEngine(const SubspaceEngine&) = delete;
-  SubspaceEngine& operator=(const SubspaceEngine&) = delete;
-  ~SubspaceEngine();
+  ~SubspaceEngine() override;
 
-  std::size_t size() const noexcept { return weights_.size(); }
+  std::size_t size() const noexcept override { return weights_.size(); }
   const SubspaceWeight& weight(int index) const { return *weights_.at(at(index)); }
   const AutoCodec& automatic() const noexcept { return automatic_; }  // The choice for "auto".
 
@@ -144,21 +142,11 @@ class SubspaceEngine {
   void end_backward();
   // Norm of all gradients so far, and scan of one weight's; call after end_backward().
   GradientNorm gathered_norm();
-  ScanResult gradient_scan(int index);
+  ScanResult gradient_scan(int index) override;
   StepOutcome step(const StepRequest& request);
-  bool has_gradient() const noexcept { return gate_.has_gradient(); }
-  void drop();  // Forgets the gradients added.
-  // Makes work enqueued from now on see the weight's last update: on `compute`, and on the stream
-  // of the last step(), where the caller treats the update as done.
-  void acquire(int index, StreamRef compute);
-  void synchronize();  // Returns when every step is applied.
-  static constexpr std::chrono::milliseconds kCloseWaitLimit{5000};
-  // drop() and synchronize(), but gives up a stuck lane (Executor::give_up_after): Timeout.
-  void close(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
-  // Like close(), but ignores earlier exceptions of lanes. Throws if a lane still runs; then the
-  // engine and everything lent to it must stay alive until the process ends.
-  void finish(std::chrono::milliseconds wait_limit = kCloseWaitLimit);
-  bool idle() const { return lanes_.executor().idle(); }  // No lane has work of this engine.
+  void drop() override;
+  void acquire(int index, StreamRef compute) override;
+  void synchronize() override;
 
   // ---- Calibration: gradients measure and fit the projectors, and are not accumulated ----
   int uncalibrated() const;  // Weights whose projectors wait for a first gradient.
@@ -167,19 +155,13 @@ class SubspaceEngine {
   void end_calibration() noexcept { calibration_.end(); }
 
   // ---- State; waits for the weight first ----
-  std::int64_t committed_steps() const noexcept { return gate_.committed_steps(); }
-  void set_committed_steps(std::int64_t steps) { gate_.set_committed_steps(steps); }
   WeightState save_weight(int index);
   // Throws what load_weight() would throw, but changes nothing.
   void check_weight(int index, const WeightState& state);
   void load_weight(int index, const WeightState& state);
   RefreshPolicy& refresh_policy() noexcept { return calibration_.policy(); }
 
-  // ---- Numbers ----
-  void note_device_times(double forward_s, double backward_s);  // Times of the last step.
   SubspaceStats take_stats();
-  Trace& trace() noexcept { return lanes_.trace(); }
-  Budget& budget() noexcept { return lanes_.budget(); }
 
  private:
   struct Early {
@@ -190,6 +172,8 @@ class SubspaceEngine {
   enum class When { kGathering, kStepping };
 
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
+  void end_work() override { synchronize(); }
+  void forget_gradients() override;
   void wait(int index);
   void hold_gradient(int index);
   void wait_for_all(int index);  // wait(), and wait for the computing stream.

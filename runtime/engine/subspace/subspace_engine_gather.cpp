@@ -43,7 +43,7 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
     calibrate(index, g, compute);
   }
   {
-    const TraceRange range(&trace(), lanes_.device_row(), "compress");
+    const TraceRange range(&lanes_.trace(), lanes_.device_row(), "compress");
     weight.codec->compress(g, beta, weight.staging.core(), compress_scratch_.as<float>(), compute);
   }
   weight.gathering.begun = true;
@@ -64,7 +64,7 @@ void SubspaceEngine::add_core(int index, const AnyMatrix& core, bool whole, Stre
   compute_.move_to(compute);
   const float beta = begin_gathering(index);
   {
-    const TraceRange range(&trace(), lanes_.device_row(), "add core");
+    const TraceRange range(&lanes_.trace(), lanes_.device_row(), "add core");
     sluiceway::compress(weight.staging.core(), beta, core, compute);
   }
   weight.gathering.begun = weight.gathering.partly_as_core = true;
@@ -117,14 +117,14 @@ void SubspaceEngine::gathered(int index, StreamRef compute) {
 }
 
 void SubspaceEngine::calibrate(int index, const AnyMatrix& g, StreamRef compute) {
-  const TraceRange range(&trace(), lanes_.device_row(), "calibrate");
+  const TraceRange range(&lanes_.trace(), lanes_.device_row(), "calibrate");
   calibration_.measure(committed_steps(), index, *weights_[at(index)], g,
                        compress_scratch_.as<float>(), compute);
 }
 
 void SubspaceEngine::apply_residual_early(int index, StreamRef compute) {
   SubspaceWeight& weight = *weights_[at(index)];
-  const TraceRange range(&trace(), lanes_.device_row(), "residual");
+  const TraceRange range(&lanes_.trace(), lanes_.device_row(), "residual");
   const Early& early = early_.at(at(index));
   if (residual_applies(index)) {
     ResidualStep step = residual_step(weight, early.hyper);

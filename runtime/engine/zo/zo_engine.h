@@ -117,7 +117,8 @@ class ZoEngine {
   // Use of the ring; 0 while the ring has to be made again.
   EngineUse take_use() { return ring_ ? ring_->take_use() : EngineUse{}; }
   std::uint64_t take_disk_read() noexcept { return ring_ ? ring_->take_disk_read() : 0; }
-  Trace& trace() noexcept { return *ring_options_.lanes.trace; }  // Shared by all its rings.
+  // Shared by all its rings.
+  const std::shared_ptr<Trace>& trace() const noexcept { return ring_options_.lanes.trace; }
 
  private:
   enum class Passing : std::uint8_t { kNone, kStep, kEvaluation };

@@ -36,19 +36,19 @@ def test_ranges_lie_inside_one_another_on_the_runtimes_clock(tmp_path):
 
 
 def test_engine_with_a_trace_gets_the_ranges_and_the_file_is_its_own(tmp_path):
-    class Engine:
+    class Trace:
         def __init__(self):
             self.ranges = []
 
-        def add_trace_range(self, row, name, began_us, ended_us):
+        def add_range(self, row, name, began_us, ended_us):
             self.ranges.append((row, name, began_us <= ended_us))
 
-    engine, timeline = Engine(), Timeline(tmp_path / "trace.json")
-    timeline.hand_over(engine)
+    trace, timeline = Trace(), Timeline(tmp_path / "trace.json")
+    timeline.hand_over(trace)
     with timeline.range("save"):
         pass
     timeline.write()
-    assert engine.ranges == [("loop", "save", True)]
+    assert trace.ranges == [("loop", "save", True)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,7 +56,7 @@ def test_engine_with_a_trace_gets_the_ranges_and_the_file_is_its_own(tmp_path):
 def test_run_without_a_trace_writes_none(tmp_path, hands_over):
     timeline = Timeline(None)
     if hands_over:
-        timeline.hand_over(pytest.fail)  # Has no add_trace_range: would not be asked.
+        timeline.hand_over(pytest.fail)  # Has no add_range: would not be asked.
     with timeline.range("step 1"):
         pass
     timeline.write()

@@ -153,7 +153,8 @@ TEST(StoreFormatTest, DirectoryThatEndsEarlyOrLateIsRefused) {
   }
   std::vector<std::byte> longer = bytes;
   longer.push_back({});
-  EXPECT_THAT([&] { decode_layout(longer); }, ThrowsMessage<Corrupt>(HasSubstr("1 bytes more")));
+  EXPECT_THAT([&] { decode_layout(longer); },
+              ThrowsMessage<Corrupt>(HasSubstr("1 bytes follow its last")));
 }
 
 struct Damage {

@@ -107,7 +107,7 @@ class EngineOptimizer(StateHooks, ABC):
         self.engine = self._make_engine(model)
         super().__init__(groups, adam)
         self._clock = StepClock(self.engine, self.device, parameter_bytes(model))
-        self.engine.enable_trace(options.trace is not None, os.fspath(options.trace or ""))
+        self.engine.trace.enable(options.trace is not None, os.fspath(options.trace or ""))
         self._progress = StepProgress()
         self._stepping: list[torch.Tensor] = []
         self._in_flight = WeightsInFlight(
@@ -659,7 +659,7 @@ class EngineOptimizer(StateHooks, ABC):
         if self._ownership is None or not self._ownership.end():
             return
         if self.options.trace is not None:
-            self.engine.write_trace(os.fspath(self.options.trace))
+            self.engine.trace.write_json(os.fspath(self.options.trace))
 
     def __enter__(self) -> Self:
         return self

@@ -59,8 +59,8 @@ class StepClock:
             self._engine.note_device_times(forward * 1e-6, backward * 1e-6)
             self._known, self._known_us = ended, self._known_us + since_known
             middle = self._known_us - backward
-            self._engine.add_trace_range("device", "forward", middle - forward, middle)
-            self._engine.add_trace_range("device", "backward", middle, self._known_us)
+            self._engine.trace.add_range("device", "forward", middle - forward, middle)
+            self._engine.trace.add_range("device", "backward", middle, self._known_us)
 
     def step(self, norm: float) -> None:
         """Count a step that ended."""

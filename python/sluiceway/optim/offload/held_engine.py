@@ -35,10 +35,6 @@ class HeldEngine:
             raise InvalidArgument(f"{self._owner}: the optimizer is closed; make a new one")
         return self._engine
 
-    def add_trace_range(self, row: str, name: str, began_us: float, ended_us: float) -> None:
-        """Put a range into a row of the trace; a reference to this method keeps no engine alive."""
-        self._there().add_trace_range(row, name, began_us, ended_us)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._there(), name)
 

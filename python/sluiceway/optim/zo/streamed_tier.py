@@ -290,7 +290,7 @@ class StreamedTier(Tier):
         trace = self._training.options.trace
         try:
             if trace is not None and self.weights.get().streams:
-                self.weights.get().write_trace(os.fspath(trace))
+                self.weights.get().trace.write_json(os.fspath(trace))
         finally:
             self.weights.close()
 

@@ -112,7 +112,7 @@ class StreamedWeights:
             lane_cpu=pin[1],
             **arguments,
         )
-        engine.enable_trace(options.trace is not None, os.fspath(options.trace or ""))
+        engine.trace.enable(options.trace is not None, os.fspath(options.trace or ""))
         return engine
 
     @property

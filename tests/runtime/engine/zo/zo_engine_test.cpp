@@ -382,14 +382,14 @@ TEST_F(ZoEngineOnArenaTest, ANewBaseWhoseRingHasNoRoomIsTheBaseAndTheNextPassMak
 TEST_F(ZoEngineOnArenaTest, ATraceIsOfAllRings) {
   make_arena();
   const auto engine = open();
-  engine->trace().enable(true);
-  std::size_t before = engine->trace().range_count();
+  engine->trace()->enable(true);
+  std::size_t before = engine->trace()->range_count();
   for (int i = 0; i < 3; ++i) {
     expect_steps(*engine, 1);
-    EXPECT_GT(engine->trace().range_count(), before);
-    before = engine->trace().range_count();
+    EXPECT_GT(engine->trace()->range_count(), before);
+    before = engine->trace()->range_count();
     engine->consolidate({});
-    EXPECT_GE(engine->trace().range_count(), before);
+    EXPECT_GE(engine->trace()->range_count(), before);
     take_base();
   }
 }
