@@ -286,10 +286,19 @@ class ZoSgd(WeightAccess, StateHooks):
 
     def _check_unchanged(self, function: str) -> None:
         for weight in self._changed_weights():
+            remedy = (
+                ""
+                if self._logs_beside()
+                else "load a state_dict() that belongs to the weights, or "
+            )
             raise InvalidArgument(
                 f"{self._owner}.{function}: {weight.name} was changed by other code since the last "
-                "step; load a state_dict() that belongs to the weights, or make a new optimizer"
+                f"step; {remedy}make a new optimizer"
             )
+
+    def _logs_beside(self) -> bool:
+        """Tell whether theta is computed from weights outside of the device and a log."""
+        return self.options.tier != "device" and self.options.mode == "log"
 
     def _check_trainable(self) -> None:
         for weight in self._training.weights:
@@ -372,7 +381,7 @@ class ZoSgd(WeightAccess, StateHooks):
             The state belongs to another model, to other options, or to other weights than the
             model has; nothing was changed.
         """
-        if self.options.tier != "device" and self.options.mode == "log":
+        if self._logs_beside():
             self._check_unchanged("load_state_dict")
         take_state(self, self._before_load(state_dict))
         self._versions = self._current_versions()
