@@ -263,9 +263,9 @@ def test_the_quickstart_from_losses_alone_differs_in_what_it_has_no_use_for():
 
 
 def test_a_config_of_an_older_run_is_accepted_with_a_warning(load):
-    with pytest.warns(DeprecationWarning, match="mode parity is called write_back now"):
+    with pytest.warns(FutureWarning, match="mode parity is called write_back now"):
         config = load(SMALLEST, "engine.tier=host", "engine.mode=parity")
     assert config.engine.mode == "write_back"
-    with pytest.warns(DeprecationWarning, match="perturb is gone"):
+    with pytest.warns(FutureWarning, match="perturb is gone"):
         config = load(SMALLEST, "engine.noise=lowrank", "engine.perturb=activations")
     assert not hasattr(config.engine, "perturb")

@@ -200,7 +200,7 @@ class ZoOptions(Options):
 
 
 def _warn_of_old(text: str) -> None:
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    warnings.warn(text, FutureWarning, stacklevel=3)
 
 
 class ZoSection(ZoOptions, TieredSection):

@@ -269,7 +269,7 @@ def test_states_of_other_modes_and_weights_changed_by_others_are_refused() -> No
 
 def test_the_older_name_of_the_mode_is_accepted_with_a_warning() -> None:
     model, again = decoder(), decoder()
-    with pytest.warns(DeprecationWarning, match="write mode='write_back'"):
+    with pytest.warns(FutureWarning, match="write mode='write_back'"):
         opt = sluiceway.ZoSgd(model, mode="parity", tier="host", **OPTIONS)
     assert opt.options.mode == "write_back"
     zo_train(opt, model, range(3))
