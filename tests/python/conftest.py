@@ -187,6 +187,8 @@ class Launcher:
         """Start a command."""
         self._count += 1
         out, err = (self._folder / f"{self._count}.{name}" for name in ("out", "err"))
+        for path in (out, err):  # A command that is killed at once does not make them.
+            path.touch()
         request = {
             "start": [str(a) for a in arguments],
             "cwd": str(cwd or self._folder),
