@@ -11,14 +11,13 @@ files. One seed, which the table leaves out, chooses the rate of each way in eac
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,14 @@ import torch
 from sluiceway.text.batches import Batches, Sequences, in_order
 from transformers import LlamaForCausalLM
 
+from experiments.fidelity.stages import Found, Results
 from experiments.fidelity.tasks import LENGTH, first_sequences, load_text
-from experiments.harness import REPOSITORY, Row, Study, commits, read_rows, run_study
+from experiments.fidelity.train_one import digest_of
+from experiments.harness import REPOSITORY, Row, Study, commits, run_study
 from experiments.quickstart.train_base import loss_of, shape_of
+from experiments.regimes.differences import paired_values
 from experiments.regimes.quiet.table import ADAMW, Make, core, mean_and_error, ours
+from experiments.regimes.starts import fingerprint
 
 BASE = REPOSITORY / "build/pretrained/base/best.pt"
 LAYERS, INNER = 12, 704
@@ -50,6 +53,21 @@ class Run:
     way: str = ADAMW
     lr: float = 0.0
     seed: int = PICK_SEED
+
+    @property
+    def key(self) -> str:
+        """Key of a row."""
+        return digest_of(self)
+
+    @property
+    def part(self) -> str:
+        """Held-out text for the run's evaluation."""
+        return "pick" if self.seed == PICK_SEED else "final"
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return f"{self.tokens:,} tokens, {self.way}, lr {self.lr:g}, seed {self.seed}"
 
     @property
     def accumulate(self) -> int:
@@ -80,26 +98,17 @@ def ways(accumulate: int) -> dict[str, Make]:
 # ---- Runs ----------------------------------------------------------------------------------------
 
 
-class Results:
-    """Rows of finished runs."""
-
-    def __init__(self, path: Path) -> None:
-        self.rows = {Run(**{f.name: row[f.name] for f in fields(Run)}): row
-                     for row in read_rows(path)}  # fmt: skip
-
-    def has(self, run: Run) -> bool:
-        """Tell whether the run has finished."""
-        return run in self.rows
-
-    def best_rate(self, setting: Run, way: str) -> float | None:
-        """Return the rate with the lowest loss on `pick`; None while one of RATES is missing."""
-        tried = [replace(setting, way=way, lr=lr) for lr in RATES]
-        if not all(map(self.has, tried)):
-            return None
-        return min(tried, key=lambda run: self.rows[run]["after"]).lr
+def asked_for(row: Row) -> Run:
+    """Return the run that a row came from."""
+    return Run(**{f.name: row[f.name] for f in fields(Run)})
 
 
-def picks(results: Results) -> Iterator[Run]:
+def chosen_rate(found: Found, setting: Run, way: str) -> float | None:
+    """Return the best of RATES on `pick`; None while a run is missing."""
+    return found.best_rate(replace(setting, way=way), RATES)
+
+
+def picks(found: Found) -> Iterator[Run]:
     """Yield the runs that choose a rate."""
     for setting in SETTINGS:
         for way in ways(1):
@@ -107,19 +116,20 @@ def picks(results: Results) -> Iterator[Run]:
                 yield replace(setting, way=way, lr=lr)
 
 
-def finals(results: Results) -> Iterator[Run]:
+def finals(found: Found) -> Iterator[Run]:
     """Yield the runs that the table shows, every setting of a seed before the next seed."""
     for seed in SEEDS:
         for setting in SETTINGS:
             for way in ways(1):
-                if (lr := results.best_rate(setting, way)) is not None:
+                if (lr := chosen_rate(found, setting, way)) is not None:
                     yield replace(setting, way=way, lr=lr, seed=seed)
 
 
 def measured(run: Run) -> Row:
     """Fine-tune once; return the row."""
     text, model, began = load_text("perl"), base_model(), time.process_time()
-    held_out = first_sequences(text.pick if run.seed == PICK_SEED else text.final, HELD_OUT)
+    held_out = first_sequences(getattr(text, run.part), HELD_OUT)
+    start = fingerprint(model)
     batches = Batches(text.train, run.tokens // run.accumulate // LENGTH, run.seed)
     before, losses = mean_loss(model, held_out), []
     optimizer = ways(run.accumulate)[run.way](model, run.lr, run.seed)
@@ -137,15 +147,11 @@ def measured(run: Run) -> Row:
             losses.append(round(total, 4))
         after = mean_loss(model, held_out)
     return {
-        **asdict(run), "before": before, "after": after, "losses": losses, "base_is": base_digest(),
+        **asdict(run), "before": {run.part: before}, "after": {run.part: after},
+        "losses": losses, "start_is": start, "held_out_is": held_out.fingerprint,
+        "order_is": f"{text.train.fingerprint}/{run.seed}",
         "core_seconds": round(time.process_time() - began, 1),
     }  # fmt: skip
-
-
-@functools.cache
-def base_digest() -> str:
-    """Return sixteen hex digits that tell one base model from another."""
-    return hashlib.sha256(BASE.read_bytes()).hexdigest()[:16]
 
 
 def base_model() -> LlamaForCausalLM:
@@ -199,37 +205,35 @@ is better than AdamW.
 """
 
 
-def document(results: Results) -> str:
+def document(found: Found) -> str:
     """Return the page: held-out losses, less AdamW's of the same seed."""
-    text = HEAD.format(commits=commits(results.rows.values()), layers=LAYERS)
-    shown = [f"| {' | '.join(cells)} |\n" for cells in lines(results)]
+    text = HEAD.format(commits=commits(found.rows()), layers=LAYERS)
+    shown = [f"| {' | '.join(cells)} |\n" for cells in lines(found)]
     return text + "".join(shown or ["\nNothing yet.\n"])
 
 
-def lines(results: Results) -> Iterable[tuple[str, ...]]:
-    """Yield the cells of each line that has a seed."""
+def lines(found: Found) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each line whose runs, and AdamW's, have all finished."""
     for setting in SETTINGS:
-        native = results.best_rate(setting, ADAMW)
+        native = seeds_of(found, setting, ADAMW)
         for way in ways(1):
-            lr = results.best_rate(setting, way)
-            if lr is None or native is None:
-                continue
-            both = []
-            for seed in SEEDS:
-                pair = (replace(setting, way=way, lr=lr, seed=seed),
-                        replace(setting, lr=native, seed=seed))  # fmt: skip
-                if all(map(results.has, pair)):
-                    both.append([results.rows[run]["after"] for run in pair])
-            if both:
-                apart = [1e3 * (mine - theirs) for mine, theirs in both]
-                yield (f"{setting.tokens:,}", str(setting.steps), way, f"{lr:g}", str(len(both)),
-                       f"{statistics.fmean(mine for mine, _ in both):.4f}",
-                       mean_and_error(apart))  # fmt: skip
+            mine = seeds_of(found, setting, way)
+            if (apart := paired_values(found, mine, native)) is not None:
+                loss = statistics.fmean(map(found.loss, mine))
+                yield (f"{setting.tokens:,}", str(setting.steps), way, f"{mine[0].lr:g}",
+                       str(len(mine)), f"{loss:.4f}",
+                       mean_and_error([1e3 * value for value in apart]))  # fmt: skip
+
+
+def seeds_of(found: Found, setting: Run, way: str) -> list[Run]:
+    """Return a line's runs; their rate is zero until one is chosen."""
+    lr = chosen_rate(found, setting, way) or 0.0
+    return [replace(setting, way=way, lr=lr, seed=seed) for seed in SEEDS]
 
 
 STUDY = Study(
     Path(__file__).with_suffix(".jsonl"),
-    Results,
+    partial(Results, asked_for=asked_for),
     {"pick": picks, "final": finals},
     measured,
     document,
