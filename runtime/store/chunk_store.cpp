@@ -137,6 +137,13 @@ void ChunkStore::submit_write(ChunkId id, std::optional<std::uint64_t> slot, Pla
   }
 }
 
+std::span<std::byte> ChunkStore::memory(ChunkId id, std::uint64_t slot) {
+  check_usable("memory");
+  const Region& region = layout_.regions.at(id.region);
+  const Place place = home(region, Striping(region.chunks, layout_.drives), id.chunk, slot);
+  return drives_[place.drive]->memory(place.offset, region.chunk_bytes);
+}
+
 void ChunkStore::wait_idle() {
   std::unique_lock lock(requests_->mutex);
   requests_->idle.wait(lock, [this] { return requests_->in_flight == 0; });

@@ -119,6 +119,10 @@ void Drive::grow(std::uint64_t size_bytes) {
 
 std::uint64_t Drive::size_bytes() const noexcept { return state_->io().size_bytes(); }
 
+std::span<std::byte> Drive::memory(std::uint64_t offset, std::size_t bytes) const noexcept {
+  return state_->io().memory(offset, bytes);
+}
+
 const RawIo::Properties& Drive::properties() const noexcept { return state_->io().properties(); }
 
 std::size_t Drive::alignment() const noexcept {

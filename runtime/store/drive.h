@@ -85,6 +85,7 @@ class Drive {
   void grow(std::uint64_t size_bytes);
 
   std::uint64_t size_bytes() const noexcept;
+  std::span<std::byte> memory(std::uint64_t offset, std::size_t bytes) const noexcept;  // raw_io.h
   const RawIo::Properties& properties() const noexcept;
   std::size_t alignment() const noexcept;  // Required alignment of offset, length and address.
   Counters counters() const;

@@ -47,6 +47,16 @@ class MemoryIo final : public RawIo {
     return size_bytes_;
   }
 
+  std::span<std::byte> memory(std::uint64_t offset, std::size_t bytes) noexcept override {
+    const std::shared_lock lock(mutex_);
+    for (const Segment& segment : segments_) {
+      if (offset < segment.first || offset + bytes > segment.first + segment.memory.size())
+        continue;
+      return {segment.memory.data() + (offset - segment.first), bytes};
+    }
+    return {};
+  }
+
  private:
   struct Segment {
     std::uint64_t first = 0;  // Offset of the segment's first byte.

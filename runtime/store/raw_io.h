@@ -68,6 +68,12 @@ class RawIo {
 
   virtual std::uint64_t size_bytes() const noexcept = 0;
 
+  // Returns the bytes from `offset` on, where the drive is host memory and holds them in one piece;
+  // else nothing. They stay where they are when the drive grows.
+  virtual std::span<std::byte> memory(std::uint64_t /*offset*/, std::size_t /*bytes*/) noexcept {
+    return {};
+  }
+
   const Properties& properties() const noexcept { return properties_; }
 
  protected:

@@ -37,6 +37,10 @@ std::unique_ptr<ChunkStore> on_drives(Budget& budget, const StoreOptions& option
 
 }  // namespace
 
+bool is_in_memory(const StoreOptions& options) noexcept {
+  return options.drives.empty() && !options.opener;
+}
+
 // A device holds a store if it begins like one; a file counts as a store if it exists.
 bool is_there(const StoreOptions& options) {
   const auto there = [](const std::string& path) {
@@ -55,7 +59,7 @@ bool is_there(const StoreOptions& options) {
 std::unique_ptr<ChunkStore> open_or_create(Budget& budget, const StoreOptions& options,
                                            const Contents& contents, std::span<std::byte> memory) {
   if (options.opener) return options.opener(budget, contents, memory);
-  if (options.drives.empty()) return in_memory(budget, options, new_layout(contents, {1}));
+  if (is_in_memory(options)) return in_memory(budget, options, new_layout(contents, {1}));
   return on_drives(budget, options, contents, memory);
 }
 

@@ -32,6 +32,9 @@ struct StoreOptions {
   ChunkStore::Progress progress = {};  // Progress of making a new store.
 };
 
+// Returns whether the store lies in host memory and ends with the process.
+bool is_in_memory(const StoreOptions& options) noexcept;
+
 // Returns whether the drives exist; false for host memory. Does not know about an opener's store.
 bool is_there(const StoreOptions& options);
 

@@ -43,5 +43,26 @@ TEST(MemoryIoTest, RequestsCrossTheSeamsOfGrowth) {
   EXPECT_EQ(written, read);
 }
 
+TEST(MemoryIoTest, BytesAreGivenWhereTheyLieInOnePieceAndStayThere) {
+  Budget budget{Budget::Limits{0, 1 << 20, 0, 0}};
+  Drive drive(open_memory_io(budget, 8192, "memory"));
+  const std::span<std::byte> first = drive.memory(4096, 4096);
+  ASSERT_EQ(first.size(), 4096U);
+  drive.grow(3 * 8192);
+  EXPECT_EQ(drive.memory(4096, 4096).data(), first.data());
+  EXPECT_EQ(drive.memory(8192, 2 * 8192).size(), 2 * 8192U);
+  EXPECT_TRUE(drive.memory(4096, 8192).empty());  // Across a seam.
+  EXPECT_TRUE(drive.memory(2 * 8192, 2 * 8192).empty());
+  first[7] = std::byte{42};
+  AlignedBytes read(4096);
+  drive.read_now(4096, read.span(), "all");
+  EXPECT_EQ(read.span()[7], std::byte{42});
+}
+
+TEST(MemoryIoTest, ADriveOnADiskHasNoMemoryToGive) {
+  const OpenedBackEnd file = open_back_end("posix", 8192, 1);
+  EXPECT_TRUE(file.io->memory(0, 4096).empty());
+}
+
 }  // namespace
 }  // namespace sluiceway::test
