@@ -219,7 +219,8 @@ void bind_offload_engine(py::module_& m) {
         py::arg("cores"), py::arg("policy"), py::arg("on_card"), py::arg("park_room"),
         "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
         "what of both is of gradients that cross compressed, without making anything; slots: of "
-        "every state, 2, or 3 with a pin; on_card: the device is a CUDA device; park_room: host "
+        "every state, 2, 3 with a pin, or 1 in host memory, changed in place; on_card: the device "
+        "is a CUDA device; park_room: host "
         "bytes that are left for weights that wait for the decision of a speculative step.");
   m.def("bits_checksum", &bits_checksum, py::arg("tensor"),
         "XXH3, 64 bits, of a tensor's elements: who changes one without telling autograd is seen.");

@@ -96,8 +96,7 @@ class OffloadPlan(DevicePlan):
             gradients,
             chunk_elements("store", config.store.chunk),
             config.train.accumulate,
-            # The store keeps a save beside the last step if training goes on after it.
-            3 if self._on_disk and config.train.save_every else 2,
+            self._slots,
             pinned,
             cores,
             resolve_policy(config.engine),
@@ -107,6 +106,14 @@ class OffloadPlan(DevicePlan):
         if not self._speculates:
             return bare
         return _core.offload_footprint(*described, max(0, host - self._host_bytes_of(bare)))
+
+    @property
+    def _slots(self) -> int:
+        """Copies of every state; in host memory the policy `spill` changes the only one."""
+        if not self._on_disk:
+            return 2 if self._speculates else 1
+        # The store keeps a save beside the last step if training goes on after it.
+        return 3 if self._config.train.save_every else 2
 
     @property
     def _backwards(self) -> int:

@@ -13,10 +13,20 @@ std::size_t stream_bytes(const PlannedChunk& chunk, DType dtype) {
   return static_cast<std::size_t>(chunk.stored_elems) * size_bytes(dtype);
 }
 
-bool has_copy(const PlannedChunk& chunk, std::span<const DType> weights) {
-  return std::ranges::any_of(chunk.pieces, [&](const ChunkPiece& piece) {
-    return weights[static_cast<std::size_t>(piece.tensor)] != DType::kF32;
-  });
+// Returns the bytes of a copied weight's element, the widest of the chunk; 0: none is copied.
+std::size_t width_of_copies(const PlannedChunk& chunk, const StateStream::Types& types) {
+  std::size_t width = 0;
+  for (const ChunkPiece& piece : chunk.pieces) {
+    const DType dtype = types.weights[static_cast<std::size_t>(piece.tensor)];
+    const bool copied = dtype != DType::kF32 || types.copies_masters();
+    if (copied) width = std::max(width, size_bytes(dtype));
+  }
+  return width;
+}
+
+// Returns how many gradients take memory of the lease; extents in place do not.
+std::size_t leased_gradients(const ChunkJob& job, const StateStream::Types& types) {
+  return types.in_place && !job.filled ? 0 : job.regions;
 }
 
 template <typename G, typename Weight>
@@ -50,7 +60,8 @@ ChunkJob::ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with,
       chunk(of),
       update(std::move(with)),
       streams(std::move(states)),
-      regions(update.fill ? 1 : static_cast<std::size_t>(update.extents)) {}
+      filled(update.fill != nullptr),
+      regions(filled ? 1 : static_cast<std::size_t>(update.extents)) {}
 
 std::size_t ChunkJob::extent_bytes(const StateStream::Types& types) const {
   return stream_bytes(chunk, types.gradient);
@@ -59,9 +70,10 @@ std::size_t ChunkJob::extent_bytes(const StateStream::Types& types) const {
 std::size_t ChunkJob::state_bytes() const { return stream_bytes(chunk, DType::kF32); }
 
 std::size_t ChunkJob::bytes(const StateStream::Types& types) const {
-  const bool copied = !streams.empty() && has_copy(chunk, types.weights);
-  return streams.size() * state_bytes() + regions * extent_bytes(types) +
-         (copied ? stream_bytes(chunk, DType::kBF16) : 0);
+  const std::size_t states = types.in_place ? 0 : streams.size() * state_bytes();
+  const std::size_t width = streams.empty() ? 0 : width_of_copies(chunk, types);
+  return states + leased_gradients(*this, types) * extent_bytes(types) +
+         static_cast<std::size_t>(chunk.stored_elems) * width;
 }
 
 void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
@@ -72,10 +84,14 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
     rest = rest.subspan(count);
     return taken;
   };
-  for (const std::size_t stream : streams) state[stream] = next(state_bytes());
-  for (std::size_t i = 0; i < regions; ++i) gradients.push_back(next(extent_bytes(types)));
+  if (!types.in_place) {
+    for (const std::size_t stream : streams) state[stream] = next(state_bytes());
+  }
+  const std::size_t leased = leased_gradients(*this, types);
+  for (std::size_t i = 0; i < leased; ++i) gradients.push_back(next(extent_bytes(types)));
   if (!update.gathered.empty()) gradients.push_back(update.gathered);
   copy = rest;
+  copy_width = streams.empty() ? 0 : width_of_copies(chunk, types);
 }
 
 StateStream::PieceState ChunkJob::state_of(const ChunkPiece& piece) const {
@@ -87,10 +103,11 @@ StateStream::PieceState ChunkJob::state_of(const ChunkPiece& piece) const {
 }
 
 std::span<std::byte> ChunkJob::weight_of(const ChunkPiece& piece, DType dtype) const {
-  const std::size_t width = size_bytes(dtype);
-  const auto whole = dtype == DType::kF32 ? state[kMaster] : copy;
-  return whole.subspan(static_cast<std::size_t>(piece.at) * width,
-                       static_cast<std::size_t>(piece.elems) * width);
+  const auto first = static_cast<std::size_t>(piece.at);
+  const std::size_t bytes = static_cast<std::size_t>(piece.elems) * size_bytes(dtype);
+  const bool is_master = copy_width < size_bytes(dtype);
+  return is_master ? state[kMaster].subspan(first * sizeof(float), bytes)
+                   : copy.subspan(first * copy_width, bytes);
 }
 
 void ChunkJob::adam(const StateStream::Types& types) {
@@ -101,8 +118,24 @@ void ChunkJob::adam(const StateStream::Types& types) {
     const DType weight = types.weights[static_cast<std::size_t>(piece.tensor)];
     with_type(types.gradient, [&](auto g) {
       with_type(weight, [&](auto w) {
-        adam_piece(gradients_of<decltype(g)>(piece), with, state_of(piece),
-                   elements<decltype(w)>(weight_of(piece, weight)));
+        const auto copied = elements<decltype(w)>(weight_of(piece, weight));
+        adam_piece(gradients_of<decltype(g)>(piece), with, state_of(piece), copied);
+        if constexpr (std::is_same_v<decltype(w), float>) {
+          const std::span<float> master = state_of(piece)[kMaster];
+          if (copied.data() != master.data()) std::ranges::copy(master, copied.begin());
+        }
+      });
+    });
+  }
+}
+
+void ChunkJob::scan_sums(const StateStream::Types& types, std::span<ScanResult> results) const {
+  for (std::size_t p = 0; p < results.size(); ++p) {
+    results[p] = {};
+    with_type(types.gradient, [&](auto g) {
+      const auto parts = gradients_of<decltype(g)>(chunk.pieces[p]);
+      for_each_sum_tile(parts, [&](std::size_t, std::span<const float> sum) {
+        results[p] = merge(results[p], cpu::overflow_scan(sum));
       });
     });
   }

@@ -2,7 +2,7 @@
 //
 //   exp_avg, exp_avg_sq, master     f32, where the chunk's states travel
 //   gradients                       one for each extent, or filled in another way
-//   copy                            weights of types other than f32, in the model's type
+//   copy                            weights in the model's type, where that is not the master
 //
 // Thread safety: one hop at a time works on a job.
 #pragma once
@@ -32,6 +32,9 @@ struct ChunkJob {
   }
   void cut(PinnedPool::Lease whole, const StateStream::Types& types);
 
+  // Scans the sum of the gradients, into one result per piece.
+  void scan_sums(const StateStream::Types& types, std::span<ScanResult> results) const;
+
   StateStream::PieceState state_of(const ChunkPiece& piece) const;
   // Returns the memory of a piece's weight in the type that the model computes with.
   std::span<std::byte> weight_of(const ChunkPiece& piece, DType dtype) const;
@@ -57,12 +60,14 @@ struct ChunkJob {
   const PlannedChunk& chunk;
   ChunkUpdate update;
   std::vector<std::size_t> streams;
-  std::size_t regions;               // Gradients in its lease.
+  bool filled;                       // `update.fill` writes the gradient.
+  std::size_t regions;               // Gradients, without a gathered one.
   Version version = Version::kLive;  // kStaged: written last, staged or committed.
   std::optional<PinnedPool::Lease> lease;
   std::array<std::span<std::byte>, kStateStreams> state;
   std::vector<std::span<std::byte>> gradients;
   std::span<std::byte> copy;
+  std::size_t copy_width = 0;  // Bytes of an element of `copy`.
 };
 
 }  // namespace sluiceway

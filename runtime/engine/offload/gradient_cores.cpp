@@ -19,12 +19,12 @@ constexpr std::chrono::hours kWaitLimit{24};  // For room; the executor has its 
 
 }  // namespace
 
-GradientCores::GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring,
+GradientCores::GradientCores(EngineLanes& lanes, StateStream& stream, PinnedPool& ring,
                              const ChunkPlan& plan, const ChunkGroups& groups, GradientExit& exit,
                              std::span<const TensorSpec> tensors, DType gradient,
                              const CoreOptions& options, UpdatePolicy policy)
     : lanes_(lanes),
-      store_(store),
+      stream_(stream),
       ring_(ring),
       plan_(plan),
       groups_(groups),
@@ -201,9 +201,8 @@ void GradientCores::decompress(Weight& weight, const Arrival& arrival, const Hop
       continue;
     }
     try {
-      store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunks[c])}, 0,
-                          lease->bytes(),
-                          [lease, all](const std::exception_ptr& error) { all->end(error); });
+      stream_.write_extent(chunks[c], 0, lease->bytes(),
+                           [lease, all](const std::exception_ptr& error) { all->end(error); });
     } catch (...) {
       all->end(std::current_exception());
     }

@@ -53,7 +53,6 @@
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/memory/buffer.h"
 #include "runtime/memory/pinned_pool.h"
-#include "runtime/store/chunk_store.h"
 
 namespace sluiceway {
 
@@ -66,7 +65,7 @@ class GradientCores {
     ChunkUpdate::Fill fill;       // Runs in the host lane, after `cross`.
   };
 
-  GradientCores(EngineLanes& lanes, ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan,
+  GradientCores(EngineLanes& lanes, StateStream& stream, PinnedPool& ring, const ChunkPlan& plan,
                 const ChunkGroups& groups, GradientExit& exit, std::span<const TensorSpec> tensors,
                 DType gradient, const CoreOptions& options, UpdatePolicy policy);
 
@@ -129,7 +128,7 @@ class GradientCores {
   void decompress(Weight& weight, const Arrival& arrival, const HopDone& done);
 
   EngineLanes& lanes_;
-  ChunkStore& store_;
+  StateStream& stream_;
   PinnedPool& ring_;
   const ChunkPlan& plan_;
   const ChunkGroups& groups_;

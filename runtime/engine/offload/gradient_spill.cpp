@@ -136,16 +136,15 @@ void GradientSpill::add_alone(int chunk, Source from) {
     if (speculation_.keeps_gradients()) ++state.extents;
     return;
   }
-  const auto slot = static_cast<std::uint64_t>(state.extents++);
+  const int slot = state.extents++;
   const auto lease = std::make_shared<std::optional<PinnedPool::Lease>>();
   const auto copy = [this, lease, bytes, depart = std::move(depart)](StreamRef) {
     lease->emplace(ring_.acquire(bytes, "gradient", kWaitLimit, kBlockBytes));
     depart((*lease)->bytes());
   };
   const auto write = [this, lease, chunk, slot](StreamRef, const HopDone& done) {
-    store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunk)}, slot,
-                        (*lease)->bytes(),
-                        [lease, done](const std::exception_ptr& error) { done(error); });
+    stream_.write_extent(chunk, slot, (*lease)->bytes(),
+                         [lease, done](const std::exception_ptr& error) { done(error); });
   };
   submit(chunk, {{kD2h, copy, {}, crossing}, {kSpill, {}, write, bytes}});
 }
@@ -187,10 +186,10 @@ void GradientSpill::flush(int chunk) {
   gather(chunk);
   Chunk& state = chunks_[at(chunk)];
   const std::span<std::byte> bytes = state.buffer->as<std::byte>();
-  const auto slot = static_cast<std::uint64_t>(state.extents++);
+  const int slot = state.extents++;
   const auto write = [this, chunk, slot, bytes](StreamRef, const HopDone& done) {
-    store_.write_extent({StateStream::kGradientRegion, static_cast<std::uint64_t>(chunk)}, slot,
-                        bytes, [done](const std::exception_ptr& error) { done(error); });
+    stream_.write_extent(chunk, slot, bytes,
+                         [done](const std::exception_ptr& error) { done(error); });
   };
   submit(chunk, {{kSpill, {}, write, bytes.size()}});
 }

@@ -25,6 +25,10 @@ bool is_speculative(const OffloadOptions& options) {
   return options.policy == UpdatePolicy::kSpeculative;
 }
 
+std::uint32_t slots_of(const OffloadOptions& options) {
+  return state_slots(options.policy, is_in_memory(options.store));
+}
+
 std::vector<std::int64_t> elems_of(const std::vector<TensorSpec>& tensors) {
   SLUICEWAY_CHECK(!tensors.empty(), "OffloadEngine: 0 tensors, expected at least one");
   std::vector<std::int64_t> elems;
@@ -70,7 +74,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       stream_(*store_, ring_, plan_, kStateLanes, types()),
       compute_(lanes_),
       exit_(lanes_, compute_, plan_, options_.gradient),
-      cores_(lanes_, *store_, ring_, plan_, groups_, exit_, tensors_, options_.gradient,
+      cores_(lanes_, stream_, ring_, plan_, groups_, exit_, tensors_, options_.gradient,
              options_.cores, options_.policy),
       park_(lanes_.budget(), plan_, weight_dtypes_,
             is_speculative(options_) ? options_.park_bytes : 0),
@@ -91,13 +95,20 @@ OffloadEngine::~OffloadEngine() {
   }
 }
 
+bool OffloadEngine::in_place() const noexcept { return slots_of(options_) == 1; }
+
+StateStream::Types OffloadEngine::types() const noexcept {
+  return {options_.gradient, weight_dtypes_, in_place(), !lanes_.device().is_host()};
+}
+
 std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
   const int promised = std::max(1, options_.gate.promised_backwards);
   const auto extents = static_cast<std::uint32_t>(promised);
   // An existing store may be larger; a new one is rejected before it is made.
-  room_.hold(state_layout(plan_, options_.gradient, kStateSlots, extents));
+  const Contents contents = state_contents(plan_, options_.gradient, slots_of(options_), extents);
+  room_.hold(new_layout(contents, {1}));
   OpenedStore opened = open_state_store(lanes_.budget(), options_.store, tensors_, plan_,
-                                        options_.gradient, extents, ring_.slab());
+                                        options_.gradient, contents, ring_.slab());
   room_.hold(opened.store->layout());
   is_new_ = opened.is_new;
   return std::move(opened.store);
@@ -212,7 +223,7 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
   check_begun("add_gradient");
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
-  if (uncommitted_) commit();  // Before an extent that it read is written again.
+  if (uncommitted_ && !in_place()) commit();  // Before an extent that it read is written again.
   compute_.move_to(compute);
   if (!has_gradient()) {
     speculation_.begin_step(steps_);

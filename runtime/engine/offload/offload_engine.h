@@ -9,6 +9,10 @@
 // first gradient of the next step calls commit(). After that, any crash leaves this step or a later
 // one, whole. A skipped step changes nothing.
 //
+// In host memory and with kSpill, states are changed in place: one slot, no copy, and a commit is
+// only the counts. An error in a lane then leaves a step half made, and the states are lost with
+// the engine, as they are with the process.
+//
 // The wire type is 16 bits wide, or f32. Host memory holds the ring, and the gradients of tensors
 // below half a chunk, which share chunks. Only park_bytes allows memory that grows with large
 // tensors (chunk_plan.h). A gradient stays on the device until it is copied; add_gradient() waits
@@ -138,9 +142,11 @@ class OffloadEngine final : public GatedEngine {
   void set_run_state(std::span<const std::byte> state);
   std::vector<std::byte> run_state();  // From the last commit.
   void commit();                       // synchronize(), then makes the last step durable.
-  std::uint64_t pin();                 // commit(), kept until the next pin; returns its generation.
-  // Makes the commit of this generation, live or pinned, the state. InvalidArgument lists the
-  // existing ones.
+  // commit(), kept until the next pin; returns its generation. InvalidArgument: states are changed
+  // in place.
+  std::uint64_t pin();
+  // Makes the commit of this generation, live or pinned, the state; states that are changed in
+  // place stay as they are. InvalidArgument lists the existing generations.
   void roll_back(std::uint64_t generation);
 
   // Makes close() leave the medium at its last commit, for callers without a run state from which
@@ -159,7 +165,8 @@ class OffloadEngine final : public GatedEngine {
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   void end_work() override;
   void forget_gradients() override { clear_gradients(); }
-  StateStream::Types types() const noexcept { return {options_.gradient, weight_dtypes_}; }
+  StateStream::Types types() const noexcept;
+  bool in_place() const noexcept;
   std::unique_ptr<ChunkStore> open_store();
   void check_tensor(int index, const AnyMatrix& matrix, const char* what, DType dtype) const;
   void check_weights(const char* caller, std::span<const AnyMatrix> weights) const;

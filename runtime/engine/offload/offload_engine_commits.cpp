@@ -44,6 +44,9 @@ void OffloadEngine::commit() {
 }
 
 std::uint64_t OffloadEngine::pin() {
+  SLUICEWAY_CHECK(!in_place(),
+                  "OffloadEngine: pin() of states in host memory, which are changed in place; save "
+                  "them with state_dict(), or use tier=disk");
   commit();
   const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
   spill_.wait_written();

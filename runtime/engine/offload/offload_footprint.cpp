@@ -10,7 +10,6 @@
 #include "runtime/engine/offload/gradient_spill.h"
 #include "runtime/engine/offload/weight_park.h"
 #include "runtime/store/chunk_store.h"
-#include "runtime/store/new_layout.h"
 
 namespace sluiceway {
 namespace {
@@ -40,11 +39,12 @@ std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, 
   return static_cast<std::size_t>(std::min<std::uint64_t>(most, room));
 }
 
-Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
-                    std::uint32_t micro_batches) {
+Contents state_contents(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
+                        std::uint32_t micro_batches) {
   Contents contents;
   contents.regions = StateStream::regions(plan, gradient, slots, micro_batches);
-  return new_layout(contents, {1});
+  if (slots == 1) contents.spares_per_drive = 0;  // Memory does not fail chunk by chunk.
+  return contents;
 }
 
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
@@ -60,8 +60,8 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
   const ChunkPlan plan(elems, chunk_elems);
   const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy, device);
   const std::uint64_t landing = compressed.landing_bytes + GradientExit::pinned_bytes(device);
-  const Layout layout =
-      state_layout(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches));
+  const Layout layout = new_layout(
+      state_contents(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches)), {1});
   const bool early = policy == UpdatePolicy::kSpeculative;
   const WeightPark::Fit parked = WeightPark::fit(plan, dtypes, early ? park_room : 0);
   std::int64_t reread = 0;
@@ -73,7 +73,8 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
     }
   }
   const std::size_t ring =
-      offload_ring_bytes(plan, {gradient, dtypes}, micro_batches, pinned_limit, landing);
+      offload_ring_bytes(plan, {gradient, dtypes, slots == 1, !device.is_host()}, micro_batches,
+                         pinned_limit, landing);
   return {ring + GradientSpill::shared_bytes(plan, gradient) + landing,
           layout.drives.front().bytes,
           ChunkStore::table_bytes(layout),

@@ -13,7 +13,7 @@
 #include "runtime/engine/offload/core_footprint.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/memory/budget.h"
-#include "runtime/store/layout.h"
+#include "runtime/store/new_layout.h"
 
 namespace sluiceway {
 
@@ -25,9 +25,14 @@ std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, 
 
 inline constexpr std::uint32_t kStateSlots = 2;  // In a new store; a pin adds a third.
 
-// Layout of a store on one drive, without a catalogue.
-Layout state_layout(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
-                    std::uint32_t micro_batches);
+// Returns the copies of every state in a new store; one is changed in place (state_stream.h).
+constexpr std::uint32_t state_slots(UpdatePolicy policy, bool in_memory) noexcept {
+  return in_memory && policy == UpdatePolicy::kSpill ? 1 : kStateSlots;
+}
+
+// Returns the contents of a new store, without a catalogue.
+Contents state_contents(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
+                        std::uint32_t micro_batches);
 
 struct OffloadFootprint {
   std::uint64_t pinned_bytes = 0;  // Ring, gradients of small tensors, arriving cores.
@@ -45,7 +50,7 @@ struct FootprintRequest {
   DType gradient = DType::kBF16;
   std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   int micro_batches = 1;
-  std::uint32_t slots = kStateSlots;  // For every state.
+  std::uint32_t slots = kStateSlots;  // For every state; 1: changed in place.
   std::uint64_t pinned_limit = Budget::kUnlimited;
   CoreOptions cores;
   UpdatePolicy policy = UpdatePolicy::kSpill;

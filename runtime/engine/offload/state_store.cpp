@@ -34,11 +34,8 @@ std::int64_t TensorSpec::elems() const noexcept {
 
 OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
                              std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             DType gradient, std::uint32_t micro_batches,
-                             std::span<std::byte> memory) {
+                             DType gradient, Contents contents, std::span<std::byte> memory) {
   const Json catalogue = catalogue_of(tensors, plan, gradient);
-  Contents contents;
-  contents.regions = StateStream::regions(plan, gradient, kStateSlots, micro_batches);
   contents.catalogue = catalogue_bytes(catalogue);
   OpenedStore opened;
   opened.store = open_or_create(budget, options, contents, memory);

@@ -37,10 +37,10 @@ struct OpenedStore {
   bool is_new = false;  // It holds no states yet.
 };
 
-// `memory` is offered to io_uring and outlives the store. `micro_batches`: extents in a new store.
+// `memory` is offered to io_uring and outlives the store. `contents`: of a new store
+// (state_contents()), to which this adds the catalogue.
 OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
                              std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             DType gradient, std::uint32_t micro_batches,
-                             std::span<std::byte> memory);
+                             DType gradient, Contents contents, std::span<std::byte> memory);
 
 }  // namespace sluiceway

@@ -50,6 +50,11 @@ void wait_for(const Start& start) {
 
 std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, DType gradient,
                                              std::uint32_t slots, std::uint32_t micro_batches) {
+  if (slots == 1) {
+    const auto elems = static_cast<std::uint64_t>(plan.stored_elems());
+    return {{RegionKind::kState, kStateStreams * elems * sizeof(float), 1, slots},
+            {RegionKind::kGradient, elems * size_bytes(gradient), 1, micro_batches}};
+  }
   const std::uint64_t chunks = plan.chunks().size();
   const auto elems = static_cast<std::uint64_t>(plan.chunk_elems());
   return {{RegionKind::kState, elems * sizeof(float), kStateStreams * chunks, slots},
@@ -59,7 +64,8 @@ std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, DType gradie
 std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int extents) {
   std::size_t most = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
-    most = std::max(most, ChunkJob(0, chunk, of_extents(extents), kAllStates).bytes(types));
+    const ChunkJob job(0, chunk, of_extents(extents), kAllStates);
+    most = std::max({most, job.bytes(types), job.extent_bytes(types)});
   }
   return most;
 }
@@ -67,13 +73,19 @@ std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int exte
 StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes,
                          Types types)
     : store_(store), ring_(ring), plan_(plan), lanes_(lanes), types_(types) {
+  std::size_t first = 0;
+  for (const PlannedChunk& chunk : plan.chunks()) {
+    first_.push_back(first);
+    first += static_cast<std::size_t>(chunk.stored_elems);
+  }
   SLUICEWAY_CHECK(ring.slab_bytes() >= ring_bytes(plan, types, 1), "StateStream: the ring has ",
                   format_bytes(ring.slab_bytes()), ", expected at least ",
                   format_bytes(ring_bytes(plan, types, 1)), " for one chunk; raise budget.pinned");
 }
 
 void StateStream::check_ring(int chunk, int extents) const {
-  const std::size_t bytes = make_job(chunk, of_extents(extents), kAllStates)->bytes(types_);
+  const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
+  const std::size_t bytes = ChunkJob(chunk, planned, of_extents(extents), kAllStates).bytes(types_);
   if (bytes <= ring_.slab_bytes()) return;
   throw OutOfMemory(concat(
       "offload: a chunk with the gradients of ", extents, " backwards takes ", format_bytes(bytes),
@@ -82,13 +94,43 @@ void StateStream::check_ring(int chunk, int extents) const {
 }
 
 StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update,
-                                          std::vector<std::size_t> states) const {
+                                          std::vector<std::size_t> states) {
   const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
-  return std::make_shared<ChunkJob>(chunk, planned, std::move(update), std::move(states));
+  auto job = std::make_shared<ChunkJob>(chunk, planned, std::move(update), std::move(states));
+  if (!types_.in_place) return job;
+  for (const std::size_t stream : job->streams) job->state[stream] = state_memory(*job, stream);
+  for (int i = 0; i < job->update.extents; ++i) job->gradients.push_back(extent_memory(chunk, i));
+  return job;
+}
+
+std::span<std::byte> StateStream::state_memory(const ChunkJob& job, std::size_t stream) {
+  const auto all = static_cast<std::size_t>(plan_.stored_elems());
+  const std::size_t first = stream * all + first_.at(static_cast<std::size_t>(job.index));
+  return store_.memory({kStateRegion, 0}, 0).subspan(first * sizeof(float), job.state_bytes());
+}
+
+std::span<std::byte> StateStream::extent_memory(int chunk, int slot) {
+  const auto c = static_cast<std::size_t>(chunk);
+  const std::size_t width = size_bytes(types_.gradient);
+  return store_.memory({kGradientRegion, 0}, static_cast<std::uint64_t>(slot))
+      .subspan(first_.at(c) * width,
+               static_cast<std::size_t>(plan_.chunks()[c].stored_elems) * width);
+}
+
+void StateStream::write_extent(int chunk, int slot, std::span<const std::byte> from,
+                               ChunkStore::Done done) {
+  if (types_.in_place) {
+    std::ranges::copy(from, extent_memory(chunk, slot).begin());
+    return done(nullptr);
+  }
+  store_.write_extent({kGradientRegion, static_cast<std::uint64_t>(chunk)},
+                      static_cast<std::uint64_t>(slot), from, std::move(done));
 }
 
 void StateStream::take_room(ChunkJob& job) {
-  job.cut(ring_.acquire(job.bytes(types_), "chunk of state", kWaitLimit, kBlockBytes), types_);
+  const std::size_t bytes = job.bytes(types_);
+  if (bytes == 0) return;
+  job.cut(ring_.acquire(bytes, "chunk of state", kWaitLimit, kBlockBytes), types_);
 }
 
 // ---- In the calling thread ----------------------------------------------------------------------
@@ -98,6 +140,7 @@ void StateStream::visit(const ChunkJob& job, const Visit& act) {
 }
 
 void StateStream::store_now(const JobPtr& job) {
+  if (types_.in_place) return;
   wait_for([&](HopDone done) { store(job, std::move(done)); });
 }
 
@@ -117,7 +160,11 @@ void StateStream::write_initial(
 StateStream::JobPtr StateStream::loaded(int chunk, Version version) {
   auto job = make_job(chunk, of_extents(0), kAllStates);
   job->version = version;
-  wait_for([&](HopDone done) { fetch(job, std::move(done)); });
+  if (types_.in_place) {
+    take_room(*job);
+  } else {
+    wait_for([&](HopDone done) { fetch(job, std::move(done)); });
+  }
   return job;
 }
 
@@ -162,22 +209,27 @@ Payload StateStream::work_on(const JobPtr& job) {
   const std::size_t extent = job->extent_bytes(types_);
   Payload payload;
   payload.name = concat("chunk ", job->index);
-  payload.hops = {{lanes_.fetch,
-                   {},
-                   [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
-                   states + static_cast<std::size_t>(job->update.extents) * extent},
-                  {lanes_.host,
-                   // A drive may keep the job for a moment longer than its payload lives. `fill`
-                   // holds memory of others, so it is destroyed with its hop.
-                   [this, job, fill = std::exchange(job->update.fill, {})](StreamRef stream) {
-                     if (fill) fill(job->gradients.front());
-                     job->adam(types_);
-                     if (job->update.keep) job->hand_on(job->update.keep, types_, stream);
-                   }},
-                  {lanes_.store,
-                   {},
-                   [this, job](StreamRef, HopDone done) { store(job, std::move(done)); },
-                   states + (job->update.spills ? extent : 0)}};
+  if (!types_.in_place) {
+    payload.hops.push_back({lanes_.fetch,
+                            {},
+                            [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
+                            states + static_cast<std::size_t>(job->update.extents) * extent});
+  }
+  // A drive may keep the job for a moment longer than its payload lives. `fill` holds memory of
+  // others, so it is destroyed with its hop.
+  payload.hops.push_back(
+      {lanes_.host, [this, job, fill = std::exchange(job->update.fill, {})](StreamRef stream) {
+         if (types_.in_place) take_room(*job);
+         if (fill) fill(job->gradients.front());
+         job->adam(types_);
+         if (job->update.keep) job->hand_on(job->update.keep, types_, stream);
+       }});
+  if (!types_.in_place) {
+    payload.hops.push_back({lanes_.store,
+                            {},
+                            [this, job](StreamRef, HopDone done) { store(job, std::move(done)); },
+                            states + (job->update.spills ? extent : 0)});
+  }
   if (job->update.emit) payload.hops.push_back(emit(job));
   return payload;
 }
@@ -216,21 +268,16 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
                   job->chunk.pieces.size(), " and 1 or more");
   Payload payload;
   payload.name = concat("norm of chunk ", chunk);
-  payload.hops = {{lanes_.fetch,
-                   {},
-                   [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
-                   job->bytes(types_)},
-                  {lanes_.host, [this, job, results](StreamRef) {
-                     for (std::size_t p = 0; p < results.size(); ++p) {
-                       results[p] = {};
-                       with_type(types_.gradient, [&](auto g) {
-                         const auto parts = job->gradients_of<decltype(g)>(job->chunk.pieces[p]);
-                         for_each_sum_tile(parts, [&](std::size_t, std::span<const float> sum) {
-                           results[p] = merge(results[p], cpu::overflow_scan(sum));
-                         });
-                       });
-                     }
-                   }}};
+  if (!types_.in_place) {
+    payload.hops.push_back({lanes_.fetch,
+                            {},
+                            [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
+                            job->bytes(types_)});
+  }
+  payload.hops.push_back({lanes_.host, [this, job, results](StreamRef) {
+                            if (types_.in_place) take_room(*job);
+                            job->scan_sums(types_, results);
+                          }});
   return payload;
 }
 

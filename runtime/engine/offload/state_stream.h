@@ -12,6 +12,10 @@
 // the ring, whatever the size of the model. Extents are summed tile by tile in the cache, in f32,
 // in order of the micro-batches: no f32 gradient is ever in memory.
 //
+// In place: a store in host memory with one slot. The chunks lie there without gaps, the host lane
+// works on that memory, and nothing is fetched or stored. The ring then holds gradients on their
+// way off the device, and copies of weights on their way back. An update cannot be taken back.
+//
 //   stream         chunk of the state region     bytes per element
 //   exp_avg        3 c                           4
 //   exp_avg_sq     3 c + 1                       4
@@ -77,6 +81,11 @@ class StateStream {
   struct Types {
     DType gradient = DType::kBF16;   // f32, f16 or bf16.
     std::span<const DType> weights;  // One per tensor: type of `emit`; f32 is the master itself.
+    bool in_place = false;
+    bool on_card = false;  // The weights go to a CUDA device.
+
+    // Only the ring is page-locked, so that a copy to a card runs beside other work.
+    bool copies_masters() const noexcept { return in_place && on_card; }
   };
   // exp_avg, exp_avg_sq and master of a piece.
   using PieceState = std::array<std::span<float>, kStateStreams>;
@@ -91,6 +100,7 @@ class StateStream {
   };
 
   // Returns the regions of a store for a plan: state, with `slots`, and extents of `micro_batches`.
+  // One slot: for a store in host memory that is changed in place; each region is one chunk.
   static std::vector<RegionSpec> regions(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
                                          std::uint32_t micro_batches);
   static constexpr std::uint32_t kStateRegion = 0, kGradientRegion = 1;
@@ -99,6 +109,8 @@ class StateStream {
 
   // OutOfMemory, with both byte counts: the ring cannot hold a chunk with `extents` extents.
   void check_ring(int chunk, int extents) const;
+  // Writes an extent of a chunk; `from` lives until `done` is called.
+  void write_extent(int chunk, int slot, std::span<const std::byte> from, ChunkStore::Done done);
 
   // ---- In the calling thread, while no payload is in the lanes ----
   // Writes zero moments, and masters from `fill`, chunk by chunk. Does not commit.
@@ -118,15 +130,19 @@ class StateStream {
   // Scans the sum of a chunk's extents, into one result per piece.
   Payload scan_sum(int chunk, int extents, std::span<ScanResult> results);
 
-  // Returns the least bytes of the ring with which one chunk can be updated.
+  // Returns the least bytes of the ring with which one chunk can leave the device and be updated.
   static std::size_t ring_bytes(const ChunkPlan& plan, Types types, int extents);
 
  private:
   using JobPtr = std::shared_ptr<ChunkJob>;
 
-  JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states) const;
+  // In the calling thread: the store may grow while payloads of another step are in the lanes.
+  JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states);
   Payload work_on(const JobPtr& job);
   Hop emit(const JobPtr& job) const;
+  // Memory of a chunk of a run that is changed in place.
+  std::span<std::byte> state_memory(const ChunkJob& job, std::size_t stream);
+  std::span<std::byte> extent_memory(int chunk, int slot);
   void take_room(ChunkJob& job);
   void fetch(const JobPtr& job, HopDone done);
   void store(const JobPtr& job, HopDone done);
@@ -139,6 +155,7 @@ class StateStream {
   const ChunkPlan& plan_;
   Lanes lanes_;
   Types types_;
+  std::vector<std::size_t> first_;  // By chunk: elements of all earlier ones.
 };
 
 }  // namespace sluiceway

@@ -54,7 +54,9 @@ class OffloadAdamW(EngineOptimizer):
     half a chunk cross whole; `uncompressed` lists the groups of these with more than 1 % of all
     elements. The gradient norm is computed from the gradients that AdamW trains on. With
     tier="disk", `path` holds the states and the gradients that wait for the update, and host memory
-    holds a ring of chunks, however large the model is [MemAscend, arXiv 2505.23254].
+    holds a ring of chunks, however large the model is [MemAscend, arXiv 2505.23254]. With
+    tier="host", AdamW changes the states in place: 12 bytes a parameter, and a gradient in
+    `gradients` for each backward of a step (24 and one with policy="speculative").
 
     A step is durable when the first gradient of the next step has come, or when `commit()` or
     `close()` has returned. After a crash at any moment the store holds the last durable step. The
@@ -362,7 +364,13 @@ class OffloadAdamW(EngineOptimizer):
         return super().state_dict()
 
     def pin(self) -> None:
-        """Keep the last commit until the next `pin()` or `state_dict()`."""
+        """Keep the last commit until the next `pin()` or `state_dict()`.
+
+        Raises
+        ------
+        InvalidArgument
+            The states are in host memory and change in place.
+        """
         self._check_open()
         self.engine.pin()
 

@@ -2,7 +2,7 @@
 
 A step decompresses each core once after the backward, and then updates. The time per element, with
 g bytes of a gradient, w bytes of a core, c seconds of decompression, and rates of disk, host memory
-and link, is (docs/store.md section 8):
+and link, is (docs/store.md section 9):
 
     gradient   max(g / disk, c, w / link) + max((24 + g) / disk, 28 / host)
     core       max(c, w / link)           + max(24 / disk, 28 / host + c, w / link)

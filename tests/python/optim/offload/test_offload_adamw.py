@@ -361,4 +361,5 @@ def test_numbers_of_a_step(tier, tmp_path):
         assert crossed["disk_written"] == 0
     assert stats["peak_bytes"].keys() == {"device", "host", "pinned", "process", "disk"}
     assert stats["grad_norm"] > 0
-    assert stats["offload"]["commits"] == 1
+    # States in host memory are changed in place; only `commit()` and `close()` commit their counts.
+    assert stats["offload"]["commits"] == (tier == "disk")

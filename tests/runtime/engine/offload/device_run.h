@@ -139,6 +139,7 @@ class DeviceRun {
     request.gradient = case_.gradient;
     request.chunk_elems = ChunkPlan::kStoredAlignment;
     request.micro_batches = case_.micro_batches;
+    request.slots = state_slots(case_.policy, !case_.on_disk);
     request.cores = cores();
     request.policy = case_.policy;
     request.park_room = case_.park_bytes;

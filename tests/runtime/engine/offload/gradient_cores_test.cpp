@@ -161,7 +161,8 @@ TEST_P(GradientCoresTest, AResumedRunDrawsTheSameProjectors) {
 }
 
 TEST_P(GradientCoresTest, MicroBatchesCostNeitherLinkNorDrive) {
-  OffloadEngine engine(options(GetParam().batches), model_specs(true));
+  const ScratchPath drive;
+  OffloadEngine engine(options(GetParam().batches, drive.str()), model_specs(true));
   OffloadModel model(model_specs(true), 5);
   engine.begin(model.tensors());
   engine.take_stats();
@@ -202,6 +203,7 @@ TEST_P(GradientCoresTest, WhatIsPredictedOfEachTierIsWhatTheEngineTakes) {
   const OffloadFootprint found =
       offload_footprint(specs, {.chunk_elems = 2 * ChunkPlan::kStoredAlignment,
                                 .micro_batches = GetParam().batches,
+                                .slots = state_slots(GetParam().policy, true),
                                 .cores = cores(),
                                 .policy = GetParam().policy});
   const auto more = [&](Tier tier) {

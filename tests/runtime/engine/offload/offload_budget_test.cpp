@@ -40,8 +40,9 @@ TEST(OffloadBudgetTest, ARingIsWholeHugePagesThatTheBudgetHasRoomFor) {
 }
 
 TEST(OffloadBudgetTest, MoreMicroBatchesThanTheRingHasRoomForAreRefusedBeforeOneIsTaken) {
+  const ScratchPath drive;
   const std::vector<TensorSpec> tensors{{"weight", {64, 2048}, DType::kF32}};
-  OffloadOptions options = small_chunk_options();
+  OffloadOptions options = small_chunk_options({drive.str()});
   options.gradient = DType::kF32;
   options.chunk_elems = 64 * 2048;
   options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{4} << 20;
@@ -64,6 +65,42 @@ TEST(OffloadBudgetTest, WhatIsPinnedIsTheRingAndTheBuffersOfSmallTensors) {
   for (std::int64_t step = 1; step <= 3; ++step) run_step(engine, model, step, 2);
   engine.synchronize();
   EXPECT_EQ(engine.budget().peak(Tier::kPinned), before);
+}
+
+// Host bytes of an engine without drives.
+std::uint64_t host_bytes(UpdatePolicy policy, int promised) {
+  OffloadOptions options = small_chunk_options();
+  options.policy = policy;
+  options.gate.promised_backwards = promised;
+  OffloadEngine engine(options, kModel);
+  return engine.budget().used(Tier::kHost);
+}
+
+TEST(OffloadBudgetTest, HostMemoryHoldsStatesOnceAndAGradientOfEachBackward) {
+  const OffloadEngine engine(small_chunk_options(), kModel);
+  const auto elems = static_cast<std::uint64_t>(engine.plan().stored_elems());
+  const std::uint64_t one = host_bytes(UpdatePolicy::kSpill, 1);
+  const std::uint64_t fixed = std::uint64_t{4} << 20;  // Run states, tables, the catalogue.
+  EXPECT_GE(one, (12 + 2) * elems);
+  EXPECT_LE(one, (12 + 2) * elems + fixed);
+  EXPECT_EQ(host_bytes(UpdatePolicy::kSpill, 4), one + 3 * 2 * elems);
+  EXPECT_GE(host_bytes(UpdatePolicy::kSpeculative, 1), (24 + 2) * elems);  // Can be taken back.
+}
+
+TEST(OffloadBudgetTest, TheRingOfStatesInHostMemoryHoldsNoneOfThem) {
+  const std::vector<TensorSpec> tensors{{"weight", {64, 2048}, DType::kBF16}};
+  OffloadOptions options = small_chunk_options();
+  options.chunk_elems = 64 * 2048;  // 1.5 MiB of states, 256 KiB of gradient.
+  options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)] = std::uint64_t{2} << 20;
+  OffloadEngine engine(options, tensors);
+  OffloadModel model(tensors, 23);
+  OffloadReference reference(model);
+  engine.begin(model.tensors());
+  run_step(engine, model, 1, 9);  // More extents than the store was made with.
+  engine.synchronize();
+  reference.step(1, 9, kStepFactor);
+  EXPECT_EQ(reference.difference(model), "");
+  EXPECT_LE(engine.budget().peak(Tier::kPinned), std::uint64_t{2} << 20);
 }
 
 TEST(OffloadBudgetTest, ADiskBudgetBelowTheStoreIsRefusedAndNoFileIsLeft) {

@@ -194,7 +194,8 @@ TEST(OffloadEngineStepTest, GradientsThatWaitOnTheDeviceAreBounded) {
 }
 
 TEST(OffloadEngineStepTest, WithoutANormNoExtentIsReadTwice) {
-  OffloadOptions options = small_chunk_options();
+  const ScratchPath drive;
+  OffloadOptions options = small_chunk_options({drive.str()});
   options.gate.promised_backwards = 3;
   OffloadEngine engine(options, kModel);
   OffloadModel model(kModel, 13);
@@ -268,6 +269,22 @@ TEST(OffloadEngineStoreTest, APinnedGenerationComesBackAndOthersAreNamed) {
   reference.step(2, 2, kStepFactor);
   engine.synchronize();
   EXPECT_EQ(reference.difference(model), "");
+}
+
+TEST(OffloadEngineStoreTest, StatesThatAreChangedInPlaceCannotBePinned) {
+  OffloadEngine engine(small_chunk_options(), kModel);
+  OffloadModel model(kModel, 17);
+  engine.begin(model.tensors());
+  run_step(engine, model, 1, 1);
+  EXPECT_THAT([&] { engine.pin(); },
+              ThrowsMessage<InvalidArgument>(AllOf(HasSubstr("in place"), HasSubstr("tier=disk"))));
+  run_step(engine, model, 2, 1);  // The refusal changed nothing.
+  engine.synchronize();
+  OffloadReference reference(OffloadModel(kModel, 17));
+  reference.step(1, 1, kStepFactor);
+  reference.step(2, 1, kStepFactor);
+  EXPECT_EQ(reference.difference(model), "");
+  EXPECT_EQ(reference.state_difference(engine), "");
 }
 
 TEST(OffloadEngineStoreTest, RunStatesComeBackWithTheirCommit) {
