@@ -1,5 +1,7 @@
-// The kernel's counts of this process's traffic with drives (/proc/self/io).
+// The kernel's counts of this process: traffic with drives (/proc/self/io), and memory.
 #pragma once
+
+#include <sys/resource.h>
 
 #include <cstdint>
 #include <fstream>
@@ -20,6 +22,13 @@ inline KernelBytes kernel_bytes() {
     if (name == "write_bytes:") found.written = value;
   }
   return found;
+}
+
+// Most bytes of memory that the process has had at once.
+inline std::uint64_t resident_peak() {
+  rusage use{};
+  getrusage(RUSAGE_SELF, &use);
+  return static_cast<std::uint64_t>(use.ru_maxrss) * 1024;
 }
 
 }  // namespace sluiceway

@@ -5,7 +5,6 @@
 // The driver generates gradients chunk by chunk in the ring and spills them as bf16. It discards
 // the updated weights. It prints one JSON object: the process's peak memory, the bytes that crossed
 // the drive by our counters and by the kernel's, seconds.
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -49,12 +48,6 @@ Arguments parse(int count, char** words) {
           std::atoi(words[4]),
           static_cast<std::size_t>(std::atoll(words[5])) << 20,
           parse_io_choice(words[6])};
-}
-
-std::uint64_t resident_peak() {
-  rusage use{};
-  getrusage(RUSAGE_SELF, &use);
-  return static_cast<std::uint64_t>(use.ru_maxrss) * 1024;
 }
 
 class Driver {

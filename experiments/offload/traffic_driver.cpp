@@ -5,8 +5,9 @@
 // CODEC is identity or block_random (f = 1/2). POLICY is spill or speculative. SPILL is gradient or
 // core. PARK is none or all: the weights that wait in host memory in a speculative step. Tensors
 // are 2048 x 2048 in bf16; each gets the same generated gradient, scaled by its step. MAX_NORM 0
-// means no clip. Prints one JSON object: bytes by our counters and by the kernel's, between two
-// commits, and seconds.
+// means no clip. FOLDER - keeps the states in host memory. Prints one JSON object: bytes by our
+// counters and by the kernel's, between two commits, seconds, and memory: what the engine counts,
+// and the peak of the process beside weights and gradient.
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -55,7 +56,7 @@ OffloadOptions options_of(const Arguments& arguments) {
   options.lanes.limits.fill(Budget::kUnlimited);
   options.gate.max_norm = arguments.max_norm;
   options.gate.promised_backwards = arguments.micro_batches;
-  options.store.drives = {store_path(arguments)};
+  if (arguments.folder != "-") options.store.drives = {store_path(arguments)};
   options.cores.codec.name = arguments.codec;
   options.cores.codec.ratio = 0.5;
   if (arguments.is_speculative) options.policy = UpdatePolicy::kSpeculative;
@@ -122,7 +123,12 @@ nlohmann::json run(const Arguments& arguments) {
   }
   const KernelBytes after = kernel_bytes();
   const OffloadStats stats = engine.take_stats();
-  return {{"parameters", static_cast<std::int64_t>(count) * kWidth * kWidth},
+  const auto used = [&](Tier tier) { return stats.use.used[static_cast<std::size_t>(tier)]; };
+  const std::uint64_t trained = (count + 1) * kWidth * kWidth * sizeof(std::uint16_t);
+  return {{"host", used(Tier::kHost)},
+          {"pinned", used(Tier::kPinned)},
+          {"process", resident_peak() - trained},
+          {"parameters", static_cast<std::int64_t>(count) * kWidth * kWidth},
           {"micro_batches", arguments.micro_batches},
           {"codec", arguments.codec},
           {"max_norm", arguments.max_norm},
