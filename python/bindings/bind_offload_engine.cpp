@@ -214,14 +214,16 @@ void bind_offload_engine(py::module_& m) {
   bind_tensor_spec(m);
   bind_core_options(m);
   bind_options(m);
-  m.def("offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
-        py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
-        py::arg("cores"), py::arg("policy"), py::arg("on_card"), py::arg("park_room"),
-        "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
-        "what of both is of gradients that cross compressed, without making anything; slots: of "
-        "every state, 2, 3 with a pin, or 1 in host memory, changed in place; on_card: the device "
-        "is a CUDA device; park_room: host "
-        "bytes that are left for weights that wait for the decision of a speculative step.");
+  m.def(
+      "offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
+      py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
+      py::arg("cores"), py::arg("policy"), py::arg("on_card"), py::arg("park_room"),
+      "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
+      "what of both is of gradients that cross compressed, without making anything; slots: copies "
+      "of every state, 2, 3 with a pin, or 1 where states in host memory change in place; on_card: "
+      "the device "
+      "is a CUDA device; park_room: host "
+      "bytes that are left for weights that wait for the decision of a speculative step.");
   m.def("bits_checksum", &bits_checksum, py::arg("tensor"),
         "XXH3, 64 bits, of a tensor's elements: who changes one without telling autograd is seen.");
   m.def("decompress_seconds", &seconds_of_element, py::arg("cores"), py::arg("m"), py::arg("n"),

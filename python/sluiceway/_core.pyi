@@ -1014,7 +1014,7 @@ def offload_footprint(
     park_room: typing.SupportsInt,
 ) -> dict[str, int]:
     """
-    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: of every state, 2, 3 with a pin, or 1 in host memory, changed in place; on_card: the device is a CUDA device; park_room: host bytes that are left for weights that wait for the decision of a speculative step.
+    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: copies of every state, 2, 3 with a pin, or 1 where states in host memory change in place; on_card: the device is a CUDA device; park_room: host bytes that are left for weights that wait for the decision of a speculative step.
     """
 
 def open_store(

@@ -83,8 +83,9 @@ class ChunkStore {
   void read_extent(ChunkId id, std::uint64_t slot, std::span<std::byte> into, Done done);
   void write_extent(ChunkId id, std::uint64_t slot, std::span<const std::byte> from, Done done);
 
-  // Returns the memory of a slot of a chunk, for a caller who changes it in place of requests, or
-  // nothing if the store is not in host memory. No commit, checksum or drop() knows of a change.
+  // Returns the memory of a slot of a chunk, for a caller who reads and writes it directly, without
+  // requests; nothing if the store is not in host memory. No commit, checksum or drop() knows of a
+  // change. From any thread, but not beside a call that changes the store, such as add_slots().
   std::span<std::byte> memory(ChunkId id, std::uint64_t slot);
 
   // Waits for requests in flight. `run_state` must fit layout().run_states.bytes.

@@ -2,7 +2,10 @@
 //
 //   exp_avg, exp_avg_sq, master     f32, where the chunk's states travel
 //   gradients                       one for each extent, or filled in another way
-//   copy                            weights in the model's type, where that is not the master
+//   copy                            weights in the model's type, if it is not f32, or for a card
+//
+// In place (state_stream.h), states and extents are in the memory of the store, and only the rest
+// is in the lease.
 //
 // Thread safety: one hop at a time works on a job.
 #pragma once

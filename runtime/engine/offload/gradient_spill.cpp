@@ -98,8 +98,9 @@ void GradientSpill::add(int tensor, const AnyMatrix& g, const Event& there,
   waiting_bytes_ += whole.size();
 }
 
-// Call before a new extent for which the store may have no slot; waits until nothing is in flight.
-// A shared chunk that is being gathered has no extent yet.
+// Call before a new extent for which the store may have no slot; waits until no request is in
+// flight. Updates in place may still run: they make none, and their memory stays where it is. A
+// shared chunk that is being gathered has no extent yet.
 void GradientSpill::make_room(int chunk) {
   const auto slots = store_.layout().regions[StateStream::kGradientRegion].slots();
   const int needed = chunks_[at(chunk)].extents + 1;

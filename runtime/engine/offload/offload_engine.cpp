@@ -98,7 +98,8 @@ OffloadEngine::~OffloadEngine() {
 bool OffloadEngine::in_place() const noexcept { return slots_of(options_) == 1; }
 
 StateStream::Types OffloadEngine::types() const noexcept {
-  return {options_.gradient, weight_dtypes_, in_place(), !lanes_.device().is_host()};
+  return {options_.gradient, weight_dtypes_, in_place(), may_feed(options_.cores, options_.policy),
+          !lanes_.device().is_host()};
 }
 
 std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
@@ -153,9 +154,12 @@ void OffloadEngine::check_begun(const char* caller) const {
 void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute) {
   check_weights("begin", tensors);
   check_stream("weights are", compute);
-  SLUICEWAY_CHECK(is_new_ || store_->live().step == 0,
+  const auto step = std::max<std::int64_t>(gate_.committed_steps(),
+                                           static_cast<std::int64_t>(store_->live().step));
+  SLUICEWAY_CHECK(is_new_ || step == 0,
                   "OffloadEngine: begin() would overwrite the run in the store, which is at step ",
-                  store_->live().step, "; call resume() to go on with it");
+                  step, "; call resume() to go on with it");
+  if (begun_) synchronize();
   wait_for(compute);
   stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
     const AnyMatrix& from = tensors[at(piece.tensor)];

@@ -9,14 +9,15 @@
 // first gradient of the next step calls commit(). After that, any crash leaves this step or a later
 // one, whole. A skipped step changes nothing.
 //
-// In host memory and with kSpill, states are changed in place: one slot, no copy, and a commit is
-// only the counts. An error in a lane then leaves a step half made, and the states are lost with
-// the engine, as they are with the process.
+// Without drives and with kSpill, states change in place. Host memory holds each once, and AdamW
+// changes it where it lies. A gradient of the next step waits only for the updates of its own
+// chunks. A commit stores only the counts. An error in a lane leaves the step half made, and the
+// states are lost.
 //
-// The wire type is 16 bits wide, or f32. Host memory holds the ring, and the gradients of tensors
-// below half a chunk, which share chunks. Only park_bytes allows memory that grows with large
-// tensors (chunk_plan.h). A gradient stays on the device until it is copied; add_gradient() waits
-// while more than `gradient_room` bytes are waiting there.
+// The wire type is 16 bits wide, or f32. With drives, host memory holds the ring, and the gradients
+// of tensors below half a chunk, which share chunks. Only park_bytes allows memory that grows with
+// large tensors (chunk_plan.h). A gradient stays on the device until it is copied; add_gradient()
+// waits while more than `gradient_room` bytes are waiting there.
 //
 // Thread safety: one thread at a time calls; the lanes run beside it.
 // Lifetime:      tensors passed to step() keep their addresses until acquire() for them, and on a
@@ -24,8 +25,8 @@
 //                engine outlives it.
 // Errors:        InvalidArgument for a wrong size or dtype; nothing changed. The next call, and
 //                each one after it, rethrows an exception from a lane, with lane and chunk named;
-//                the store stays at its last commit. An exception from check_interrupt ends a call
-//                that waits; the call can be repeated.
+//                a store on drives stays at its last commit. An exception from check_interrupt ends
+//                a call that waits; the call can be repeated.
 // Source:        docs/store.md; MemAscend, arXiv 2505.23254.
 #pragma once
 
@@ -142,11 +143,11 @@ class OffloadEngine final : public GatedEngine {
   void set_run_state(std::span<const std::byte> state);
   std::vector<std::byte> run_state();  // From the last commit.
   void commit();                       // synchronize(), then makes the last step durable.
-  // commit(), kept until the next pin; returns its generation. InvalidArgument: states are changed
-  // in place.
+  // commit(), kept until the next pin; returns its generation. InvalidArgument: states change in
+  // place.
   std::uint64_t pin();
-  // Makes the commit of this generation, live or pinned, the state; states that are changed in
-  // place stay as they are. InvalidArgument lists the existing generations.
+  // Makes the commit of this generation, live or pinned, the state. States that change in place
+  // stay as they are, and so do their counts. InvalidArgument lists the existing generations.
   void roll_back(std::uint64_t generation);
 
   // Makes close() leave the medium at its last commit, for callers without a run state from which

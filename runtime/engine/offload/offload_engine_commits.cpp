@@ -8,7 +8,9 @@
 
 namespace sluiceway {
 
+// States that are changed in place are those of the last step, whatever was committed.
 void OffloadEngine::take_over() {
+  if (in_place() && begun_) return;
   const RunCounts counts = decode_run_counts(store_->run_state(store_->live()), tensors_.size());
   steps_ = counts.tensor_steps;
   gate_.set_committed_steps(counts.committed_steps);
@@ -45,8 +47,8 @@ void OffloadEngine::commit() {
 
 std::uint64_t OffloadEngine::pin() {
   SLUICEWAY_CHECK(!in_place(),
-                  "OffloadEngine: pin() of states in host memory, which are changed in place; save "
-                  "them with state_dict(), or use tier=disk");
+                  "OffloadEngine: pin() cannot keep states in host memory, because they change in "
+                  "place; save them with state_dict(), or use tier=disk");
   commit();
   const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
   spill_.wait_written();

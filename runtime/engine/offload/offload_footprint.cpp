@@ -14,8 +14,8 @@
 namespace sluiceway {
 namespace {
 
-constexpr std::size_t kRingChunks = 16;  // Chunks on their way at once: 256 MiB of whole chunks.
-constexpr std::size_t kLeastChunks = 2;  // One is read while another is written.
+constexpr std::size_t kRingChunks = 16;  // Chunks on their way at once: 256 MiB, in place 32.
+constexpr std::size_t kLeastChunks = 2;  // One comes while another goes.
 
 }  // namespace
 
@@ -72,9 +72,9 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
       reread += plan.chunks()[c].stored_elems;
     }
   }
-  const std::size_t ring =
-      offload_ring_bytes(plan, {gradient, dtypes, slots == 1, !device.is_host()}, micro_batches,
-                         pinned_limit, landing);
+  const std::size_t ring = offload_ring_bytes(
+      plan, {gradient, dtypes, slots == 1, may_feed(cores, policy), !device.is_host()},
+      micro_batches, pinned_limit, landing);
   return {ring + GradientSpill::shared_bytes(plan, gradient) + landing,
           layout.drives.front().bytes,
           ChunkStore::table_bytes(layout),

@@ -65,7 +65,9 @@ std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int exte
   std::size_t most = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
     const ChunkJob job(0, chunk, of_extents(extents), kAllStates);
-    most = std::max({most, job.bytes(types), job.extent_bytes(types)});
+    const std::size_t leaving = job.extent_bytes(types);  // The gradient, on its way to an extent.
+    const std::size_t filled = types.in_place && types.feeds ? leaving : 0;
+    most = std::max({most, job.bytes(types) + filled, leaving});
   }
   return most;
 }
@@ -73,6 +75,8 @@ std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int exte
 StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes,
                          Types types)
     : store_(store), ring_(ring), plan_(plan), lanes_(lanes), types_(types) {
+  SLUICEWAY_CHECK(!types.in_place || !store.memory({kStateRegion, 0}, 0).empty(),
+                  "StateStream: in place needs a store in host memory");
   std::size_t first = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
     first_.push_back(first);
@@ -148,7 +152,7 @@ void StateStream::write_initial(
     const std::function<void(const ChunkPiece&, std::span<float>)>& fill) {
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
     const auto job = make_job(static_cast<int>(c), of_extents(0), kAllStates);
-    take_room(*job);
+    if (!types_.in_place) take_room(*job);
     for (const auto& stream : job->state) std::ranges::fill(stream, std::byte{0});
     visit(*job, [&](const ChunkPiece& piece, const PieceState& state) {
       fill(piece, state[ChunkJob::kMaster]);
@@ -160,11 +164,7 @@ void StateStream::write_initial(
 StateStream::JobPtr StateStream::loaded(int chunk, Version version) {
   auto job = make_job(chunk, of_extents(0), kAllStates);
   job->version = version;
-  if (types_.in_place) {
-    take_room(*job);
-  } else {
-    wait_for([&](HopDone done) { fetch(job, std::move(done)); });
-  }
+  if (!types_.in_place) wait_for([&](HopDone done) { fetch(job, std::move(done)); });
   return job;
 }
 

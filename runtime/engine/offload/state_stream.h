@@ -12,9 +12,12 @@
 // the ring, whatever the size of the model. Extents are summed tile by tile in the cache, in f32,
 // in order of the micro-batches: no f32 gradient is ever in memory.
 //
-// In place: a store in host memory with one slot. The chunks lie there without gaps, the host lane
-// works on that memory, and nothing is fetched or stored. The ring then holds gradients on their
-// way off the device, and copies of weights on their way back. An update cannot be taken back.
+// `in_place`: the store is in host memory and has one slot. Its chunks lie side by side, without
+// gaps. The host lane works on that memory; nothing is fetched or stored, and an update cannot be
+// taken back. The ring then holds only gradients on their way off the device, gradients that `fill`
+// writes, and copies of weights on their way back.
+//
+// Otherwise a store has these streams:
 //
 //   stream         chunk of the state region     bytes per element
 //   exp_avg        3 c                           4
@@ -80,8 +83,9 @@ class StateStream {
   };
   struct Types {
     DType gradient = DType::kBF16;   // f32, f16 or bf16.
-    std::span<const DType> weights;  // One per tensor: type of `emit`; f32 is the master itself.
+    std::span<const DType> weights;  // One per tensor: type of `emit`.
     bool in_place = false;
+    bool feeds = false;    // Updates may get their gradient from `fill`.
     bool on_card = false;  // The weights go to a CUDA device.
 
     // Only the ring is page-locked, so that a copy to a card runs beside other work.
@@ -115,13 +119,14 @@ class StateStream {
   // ---- In the calling thread, while no payload is in the lanes ----
   // Writes zero moments, and masters from `fill`, chunk by chunk. Does not commit.
   void write_initial(const std::function<void(const ChunkPiece&, std::span<float>)>& fill);
-  // kLive: reads the last commit of a chunk. kStaged: the last write, staged or committed.
+  // kLive: reads the last commit of a chunk. kStaged: the last write, staged or committed. In place
+  // both are the present states.
   void read(int chunk, Version version, const Visit& visit);
   // Passes the last write to `change`, and stages the result.
   void rewrite(int chunk, const Visit& change);
 
   // ---- Payloads; the caller adds key, deadline and further hops ----
-  // Starts from the last commit, even if something is staged.
+  // Starts from the last commit, even if something is staged; in place from the present states.
   Payload update(int chunk, ChunkUpdate update);
   // Same, but takes all of its room in the ring before the gradient leaves the device.
   Payload stage(int chunk, Departure departure, ChunkUpdate update);

@@ -27,8 +27,9 @@ class _StateOptions(Options):
 
     tier: Literal["host", "disk"] = option(
         "host",
-        "Place of moments and masters: host memory, with 12 bytes a parameter (24 with policy "
-        "speculative), or disk, with which host memory does not grow with the model.",
+        "Place of moments and masters: host memory, or disk, with which host memory does not "
+        "grow with the model. Host memory holds 12 bytes a parameter (24 with policy speculative), "
+        "and the gradient of each backward of a step.",
     )
     policy: Literal["auto", "spill", "speculative"] = option(
         "auto",

@@ -55,14 +55,15 @@ class OffloadAdamW(EngineOptimizer):
     elements. The gradient norm is computed from the gradients that AdamW trains on. With
     tier="disk", `path` holds the states and the gradients that wait for the update, and host memory
     holds a ring of chunks, however large the model is [MemAscend, arXiv 2505.23254]. With
-    tier="host", AdamW changes the states in place: 12 bytes a parameter, and a gradient in
-    `gradients` for each backward of a step (24 and one with policy="speculative").
+    tier="host" and policy="spill", AdamW changes the states in place. Host memory then holds 12
+    bytes a parameter, and one gradient, of the type `gradients`, for each backward of a step. With
+    policy="speculative" it holds 24 bytes, these gradients, and new weights.
 
-    A step is durable when the first gradient of the next step has come, or when `commit()` or
-    `close()` has returned. After a crash at any moment the store holds the last durable step. The
-    constructor opens an existing store and never overwrites it. Before you train on it, call
-    `resume()` to put its last step into the model, or `load_state_dict()` for a step that a
-    `state_dict()` has named. A store of other parameters raises InvalidArgument.
+    With tier="disk", a step is durable when the first gradient of the next step has come, or when
+    `commit()` or `close()` has returned. After a crash at any moment the store holds the last
+    durable step. The constructor opens an existing store and never overwrites it. Before you train
+    on it, call `resume()` to put its last step into the model, or `load_state_dict()` for a step
+    that a `state_dict()` has named. A store of other parameters raises InvalidArgument.
 
     A `state_dict()` with tier="disk" is a few bytes that name a step of the store. The store keeps
     that step until the next `state_dict()`, in a third slot for every chunk. A `state_dict()` with
@@ -213,7 +214,8 @@ class OffloadAdamW(EngineOptimizer):
     def set_run_state(self, run: bytes) -> None:
         """Store bytes, such as a data position, in the commit of the last step.
 
-        These bytes become durable with the step; the commit of the next step is without them.
+        These bytes become durable with the step; the commit of the next step is without them. With
+        tier="host", `commit()` stores them, and they end with the optimizer.
 
         Raises
         ------

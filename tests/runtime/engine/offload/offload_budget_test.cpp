@@ -103,6 +103,27 @@ TEST(OffloadBudgetTest, TheRingOfStatesInHostMemoryHoldsNoneOfThem) {
   EXPECT_LE(engine.budget().peak(Tier::kPinned), std::uint64_t{2} << 20);
 }
 
+// The only chunk needs room for its decompressed gradient and for its new weights at once.
+TEST(OffloadBudgetTest, TheRingOfStatesInHostMemoryHasRoomForAnUpdateFromACore) {
+  const std::vector<TensorSpec> tensors{{"weight", {1024, 1024}, DType::kBF16, true}};
+  OffloadOptions options = small_chunk_options();
+  options.chunk_elems = 1024 * 1024;
+  options.cores.codec.name = "block_random";
+  options.cores.spill = CoreSpill::kCore;
+  std::uint64_t& limit = options.lanes.limits[static_cast<std::size_t>(Tier::kPinned)];
+  limit = std::uint64_t{4} << 20;  // Less than both and the core that arrives.
+  EXPECT_THAT([&] { OffloadEngine engine(options, tensors); },
+              ThrowsMessage<OutOfMemory>(HasSubstr("budget.pinned")));
+  limit = std::uint64_t{6} << 20;
+  OffloadEngine engine(options, tensors);
+  OffloadModel model(tensors, 25);
+  const OffloadModel before = model;
+  engine.begin(model.tensors());
+  run_step(engine, model, 1, 2);
+  engine.synchronize();
+  EXPECT_NE(difference(model, before), "");
+}
+
 TEST(OffloadBudgetTest, ADiskBudgetBelowTheStoreIsRefusedAndNoFileIsLeft) {
   const ScratchPath drive;
   OffloadOptions options = small_chunk_options({drive.str()});

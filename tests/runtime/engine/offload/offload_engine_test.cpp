@@ -287,6 +287,31 @@ TEST(OffloadEngineStoreTest, StatesThatAreChangedInPlaceCannotBePinned) {
   EXPECT_EQ(reference.state_difference(engine), "");
 }
 
+TEST(OffloadEngineStoreTest, StatesThatChangeInPlaceKeepTheirCountsWhenTheyAreResumed) {
+  OffloadEngine engine(small_chunk_options(), kModel);
+  OffloadModel model(kModel, 24), again(kModel, 99);
+  OffloadReference reference(model);
+  engine.begin(model.tensors());
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    run_step(engine, model, step, 1);
+    reference.step(step, 1, kStepFactor);
+  }
+  OffloadGradients(model, 4, 0).add_to(engine, 3);
+  engine.drop();
+  engine.roll_back(engine.store().live().generation);
+  engine.resume(again.tensors());  // Its content is overwritten.
+  EXPECT_EQ(engine.committed_steps(), 3);
+  EXPECT_EQ(engine.tensor_steps(3), 3);
+  EXPECT_EQ(reference.difference(again), "");
+  EXPECT_THAT([&] { engine.begin(model.tensors()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("which is at step 3")));
+  run_step(engine, again, 4, 2);
+  reference.step(4, 2, kStepFactor);
+  engine.synchronize();
+  EXPECT_EQ(reference.difference(again), "");
+  EXPECT_EQ(reference.state_difference(engine), "");
+}
+
 TEST(OffloadEngineStoreTest, RunStatesComeBackWithTheirCommit) {
   const ScratchPath drive;
   const std::string text = "position 7";

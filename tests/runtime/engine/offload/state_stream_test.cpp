@@ -95,9 +95,10 @@ class Streamed {
 
  public:
   Streamed(const std::vector<std::int64_t>& elems, std::unique_ptr<ChunkStore> opened, int batches,
-           std::size_t chunks_in_ring)
+           std::size_t chunks_in_ring, bool in_place = false, bool on_card = false)
       : weights_(elems.size(), dtype_of<W>),
         plan(elems, kElems),
+        types{dtype_of<G>, weights_, in_place, false, on_card},
         store(std::move(opened)),
         ring(budget, DeviceId::host(),
              {.slab_bytes = chunks_in_ring * StateStream::ring_bytes(plan, types, batches)}),
@@ -126,8 +127,9 @@ class Streamed {
     store.reset();
   }
 
-  static std::vector<RegionSpec> regions(const std::vector<std::int64_t>& elems, int batches) {
-    return StateStream::regions(ChunkPlan(elems, kElems), dtype_of<G>, 2,
+  static std::vector<RegionSpec> regions(const std::vector<std::int64_t>& elems, int batches,
+                                         std::uint32_t slots = 2) {
+    return StateStream::regions(ChunkPlan(elems, kElems), dtype_of<G>, slots,
                                 static_cast<std::uint32_t>(batches));
   }
 
@@ -150,9 +152,7 @@ class Streamed {
           std::copy_n(gradient.begin() + piece.first, piece.elems, out + piece.at);
         }
         ASSERT_EQ(outcome_of([&](ChunkStore::Done done) {
-                    store->write_extent({StateStream::kGradientRegion, c},
-                                        static_cast<std::uint64_t>(b), memory.bytes(),
-                                        std::move(done));
+                    stream.write_extent(static_cast<int>(c), b, memory.bytes(), std::move(done));
                   }),
                   "");
       }
@@ -181,7 +181,7 @@ class Streamed {
 
   Budget budget = Budget::unlimited();
   ChunkPlan plan;
-  StateStream::Types types{dtype_of<G>, weights_};
+  StateStream::Types types;
   std::unique_ptr<ChunkStore> store;
   PinnedPool ring;
   StateStream stream;
@@ -298,6 +298,89 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StateStreamTest,
                            return "M" + std::to_string(tested.param.batches) + "Ring" +
                                   std::to_string(tested.param.chunks_in_ring);
                          });
+
+// ---- In place ----
+
+std::unique_ptr<ChunkStore> store_in_memory(Budget& budget, std::vector<RegionSpec> regions) {
+  Contents contents;
+  contents.regions = std::move(regions);
+  contents.spares_per_drive = 0;
+  const Layout layout = new_layout(contents, {1});
+  ChunkStore::Drives drives;
+  drives.push_back(
+      std::make_unique<Drive>(open_memory_io(budget, layout.drives.front().bytes, "memory")));
+  return ChunkStore::create(budget, std::move(drives), layout);
+}
+
+template <typename G, typename W>
+void expect_same_bits_in_place(int batches, bool on_card) {
+  using Run = Streamed<G, W>;
+  Budget budget = Budget::unlimited();
+  Reference<G, W> reference(kTensors);
+  Run run(kTensors, store_in_memory(budget, Run::regions(kTensors, batches, 1)), batches, 1, true,
+          on_card);
+  run.initial(reference);
+  for (std::int64_t step = 1; step <= 4; ++step) {
+    run.spill(reference, step);
+    run.enqueue(step, 0.5F);
+    run.executor->drain();
+    reference.step(step, batches, 0.5F);
+    for (std::size_t t = 0; t < kTensors.size(); ++t) {
+      ASSERT_TRUE(std::ranges::equal(std::as_bytes(std::span(run.weight[t])),
+                                     std::as_bytes(std::span(reference.weight[t]))))
+          << "tensor " << t << " after step " << step;
+    }
+  }
+  for (std::size_t c = 0; c < run.plan.chunks().size(); ++c) {
+    run.stream.read(
+        static_cast<int>(c), Version::kLive,
+        [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+          const auto t = static_cast<std::size_t>(piece.tensor);
+          const auto equal = [&](std::span<const float> found, const std::vector<float>& all) {
+            return std::ranges::equal(
+                found, std::span(all).subspan(static_cast<std::size_t>(piece.first), found.size()));
+          };
+          EXPECT_TRUE(equal(state[0], reference.m[t]));
+          EXPECT_TRUE(equal(state[1], reference.v[t]));
+          EXPECT_TRUE(equal(state[2], reference.master[t]));
+        });
+  }
+}
+
+TEST(StateStreamInPlaceTest, BitsAreThoseOfAdamWInMemory) {
+  for (const int batches : {1, 3}) {
+    for (const bool on_card : {false, true}) {
+      SCOPED_TRACE(testing::Message() << batches << " extents, on a card: " << on_card);
+      expect_same_bits_in_place<bf16, bf16>(batches, on_card);
+      expect_same_bits_in_place<float, float>(batches, on_card);
+      expect_same_bits_in_place<bf16, float>(batches, on_card);
+    }
+  }
+}
+
+TEST(StateStreamInPlaceTest, TheRingHoldsCopiesOfWeightsAndGradientsAlone) {
+  const ChunkPlan plan(kTensors, kElems);
+  const auto most = static_cast<std::size_t>(kElems);
+  const std::vector<DType> half(kTensors.size(), DType::kBF16), whole(kTensors.size(), DType::kF32);
+  const auto ring = [&](const StateStream::Types& types) {
+    return StateStream::ring_bytes(plan, types, 3);
+  };
+  EXPECT_EQ(ring({DType::kBF16, half}), (12 + 3 * 2 + 2) * most);
+  EXPECT_EQ(ring({DType::kBF16, half, true}), 2 * most);
+  EXPECT_EQ(ring({DType::kBF16, half, true, true}), (2 + 2) * most);
+  EXPECT_EQ(ring({DType::kF32, whole, true}), 4 * most);
+  EXPECT_EQ(ring({DType::kBF16, whole, true}), 2 * most);
+  EXPECT_EQ(ring({DType::kBF16, whole, true, false, true}), 4 * most);
+  EXPECT_EQ(ring({DType::kF32, whole, true, true, true}), (4 + 4) * most);
+}
+
+TEST(StateStreamInPlaceTest, AStoreOnADriveIsRefused) {
+  Disk disk(Streamed<bf16, bf16>::regions(kTensors, 1));
+  EXPECT_THAT([&] { (Streamed<bf16, bf16>(kTensors, disk.create(false), 1, 3, true)); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("store in host memory")));
+}
+
+// ---- Errors ----
 
 using Bf16Run = Streamed<bf16, bf16>;
 
