@@ -13,11 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 from pathlib import Path
 
 from experiments.harness import read_rows, write_rows
-from experiments.offload.traffic import CLIPS, DRIVER, STEPS
+from experiments.offload.traffic import CLIPS, DRIVER, STEPS, run_of
 
 RESULTS = Path(__file__).with_name("host_memory.json")
 MILLIONS = {"spill": (50, 200, 800), "speculative": (50, 200), "spill, before": (50, 200)}
@@ -28,9 +27,7 @@ def measured(way: str, millions: int, driver: Path) -> dict:
     """Run one case."""
     policy = way.split(",")[0]
     words = ["-", millions * 10**6, STEPS, 1, "identity", CLIPS, policy, "gradient", "all"]
-    command = [str(driver), *map(str, words)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return {"way": way, "run": json.loads(done.stdout)}
+    return {"way": way, "run": run_of(driver, *words)}
 
 
 def table(rows: list[dict]) -> str:

@@ -58,9 +58,14 @@ def measured(case: Case, folder: Path) -> dict:
     """Measure and check one case."""
     words = [PARAMETERS, STEPS, case.micro_batches, case.codec, case.max_norm, case.policy,
              case.spill, case.park]  # fmt: skip
-    command = [str(word) for word in (DRIVER, folder, *words)]
+    return {**case._asdict(), "run": run_of(DRIVER, folder, *words)}
+
+
+def run_of(driver: Path, *words: object) -> dict:
+    """Return what a driver prints for these arguments."""
+    command = [str(word) for word in (driver, *words)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return {**case._asdict(), "run": json.loads(done.stdout)}
+    return json.loads(done.stdout)
 
 
 def table(rows: list[dict]) -> str:

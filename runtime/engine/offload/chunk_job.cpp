@@ -14,9 +14,10 @@ std::size_t stream_bytes(const PlannedChunk& chunk, DType dtype) {
 }
 
 // Returns the bytes of a copied weight's element, the widest of the chunk; 0: none is copied.
-std::size_t width_of_copies(const PlannedChunk& chunk, const StateStream::Types& types) {
+std::size_t width_of_copies(const ChunkJob& job, const StateStream::Types& types) {
+  if (job.streams.empty()) return 0;
   std::size_t width = 0;
-  for (const ChunkPiece& piece : chunk.pieces) {
+  for (const ChunkPiece& piece : job.chunk.pieces) {
     const DType dtype = types.weights[static_cast<std::size_t>(piece.tensor)];
     const bool copied = dtype != DType::kF32 || types.copies_masters();
     if (copied) width = std::max(width, size_bytes(dtype));
@@ -71,9 +72,8 @@ std::size_t ChunkJob::state_bytes() const { return stream_bytes(chunk, DType::kF
 
 std::size_t ChunkJob::bytes(const StateStream::Types& types) const {
   const std::size_t states = types.in_place ? 0 : streams.size() * state_bytes();
-  const std::size_t width = streams.empty() ? 0 : width_of_copies(chunk, types);
   return states + leased_gradients(*this, types) * extent_bytes(types) +
-         static_cast<std::size_t>(chunk.stored_elems) * width;
+         static_cast<std::size_t>(chunk.stored_elems) * width_of_copies(*this, types);
 }
 
 void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
@@ -91,7 +91,7 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
   for (std::size_t i = 0; i < leased; ++i) gradients.push_back(next(extent_bytes(types)));
   if (!update.gathered.empty()) gradients.push_back(update.gathered);
   copy = rest;
-  copy_width = streams.empty() ? 0 : width_of_copies(chunk, types);
+  copy_width = width_of_copies(*this, types);
 }
 
 StateStream::PieceState ChunkJob::state_of(const ChunkPiece& piece) const {

@@ -209,12 +209,8 @@ Payload StateStream::work_on(const JobPtr& job) {
   const std::size_t extent = job->extent_bytes(types_);
   Payload payload;
   payload.name = concat("chunk ", job->index);
-  if (!types_.in_place) {
-    payload.hops.push_back({lanes_.fetch,
-                            {},
-                            [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
-                            states + static_cast<std::size_t>(job->update.extents) * extent});
-  }
+  const std::size_t fetched = states + static_cast<std::size_t>(job->update.extents) * extent;
+  if (!types_.in_place) payload.hops.push_back(fetch_hop(job, fetched));
   // A drive may keep the job for a moment longer than its payload lives. `fill` holds memory of
   // others, so it is destroyed with its hop.
   payload.hops.push_back(
@@ -240,13 +236,17 @@ Payload StateStream::emit_staged(int chunk, ChunkUpdate update) {
   job->version = Version::kStaged;
   Payload payload;
   payload.name = concat("weights of chunk ", chunk);
-  payload.hops = {{lanes_.fetch,
-                   {},
-                   [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
-                   job->state_bytes()},
+  payload.hops = {fetch_hop(job, job->state_bytes()),
                   {lanes_.host, [this, job](StreamRef) { job->round_weights(types_); }},
                   emit(job)};
   return payload;
+}
+
+Hop StateStream::fetch_hop(const JobPtr& job, std::uint64_t bytes) {
+  return {lanes_.fetch,
+          {},
+          [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
+          bytes};
 }
 
 Hop StateStream::emit(const JobPtr& job) const {
@@ -268,16 +268,9 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
                   job->chunk.pieces.size(), " and 1 or more");
   Payload payload;
   payload.name = concat("norm of chunk ", chunk);
-  if (!types_.in_place) {
-    payload.hops.push_back({lanes_.fetch,
-                            {},
-                            [this, job](StreamRef, HopDone done) { fetch(job, std::move(done)); },
-                            job->bytes(types_)});
-  }
-  payload.hops.push_back({lanes_.host, [this, job, results](StreamRef) {
-                            if (types_.in_place) take_room(*job);
-                            job->scan_sums(types_, results);
-                          }});
+  if (!types_.in_place) payload.hops.push_back(fetch_hop(job, job->bytes(types_)));
+  payload.hops.push_back(
+      {lanes_.host, [this, job, results](StreamRef) { job->scan_sums(types_, results); }});
   return payload;
 }
 

@@ -144,6 +144,7 @@ class StateStream {
   // In the calling thread: the store may grow while payloads of another step are in the lanes.
   JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states);
   Payload work_on(const JobPtr& job);
+  Hop fetch_hop(const JobPtr& job, std::uint64_t bytes);
   Hop emit(const JobPtr& job) const;
   // Memory of a chunk of a run that is changed in place.
   std::span<std::byte> state_memory(const ChunkJob& job, std::size_t stream);
