@@ -75,7 +75,11 @@ def may_include_liburing(path: str) -> bool:
 ONLY_RULES = [
     (TORCH, may_include_torch, "only compress/learner* and python/ may include libtorch"),
     (CUDA, may_include_cuda, "only *.cu, *.cuh, runtime/device/cuda/ and simt/ may include CUDA"),
-    (LIBURING, may_include_liburing, "only runtime/store/uring_io.cpp may include liburing"),
+    (
+        LIBURING,
+        may_include_liburing,
+        "only runtime/store/uring_io.cpp and experiments/bench/uring_loop.cpp may include liburing",
+    ),
 ]
 
 
