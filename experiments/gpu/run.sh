@@ -125,7 +125,7 @@ part_smoke() {
   has_torch || { say "smoke: $python has no torch, which gpu_*.py need"; return 1; }
   see_module || return 1
   {
-    piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 4 -p no:cacheprovider \
+    piece python $((seconds_a_part - 10)) "$python" -m pytest -v -n 8 -p no:cacheprovider \
       -o python_files='gpu_*.py' --timeout $((2 * a_turn)) --timeout-method thread \
       --junitxml "$work/python.xml" tests/python
     piece laptop $((seconds_a_part - 10)) "$python" -m experiments.laptop.run --steps 10 \

@@ -25,6 +25,7 @@ from experiments.quickstart.run_folder import planned, train
 
 CONFIG = REPOSITORY / "configs/laptop_1b_4gb.yaml"
 SHAPE = REPOSITORY / "configs/shapes/llama_1_3b"
+_SAMPLE = (1 << 22) - 3  # A prime, so that no two rows are alike.
 BUDGETS = {  # GiB of the device, with the changes that it makes to the config.
     4: {},
     7: {"budget.device": "7GiB", "model.checkpointing": "false"},
@@ -32,15 +33,30 @@ BUDGETS = {  # GiB of the device, with the changes that it makes to the config.
 
 
 def write_model(shape: Path, folder: Path) -> Path:
-    """Save random weights of a shape with a tokenizer of bytes; an existing model stays."""
+    """Save random weights of a shape with a tokenizer of bytes; an existing model stays.
+
+    All matrices repeat one sample of normal values, since drawing each value of a large model takes
+    longer than a short training.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (folder / "config.json").exists():
         config = AutoConfig.from_pretrained(shape)
         config.bos_token_id = config.eos_token_id = config.pad_token_id = END_OF_TEXT_ID
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.to_empty(device="cpu")
+        drawn = torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0))
+        sample = (config.initializer_range * drawn).to(torch.bfloat16)
+        for parameter in model.parameters():
+            flat = parameter.detach().view(-1)
+            if parameter.dim() == 1:  # The scale of a norm.
+                flat.fill_(1)
+                continue
+            for part in flat.split(_SAMPLE):
+                part.copy_(sample[: len(part)])
+        model.save_pretrained(folder)
         write_tokenizer(folder, config.max_position_embeddings)
     return folder
 

@@ -77,6 +77,11 @@ TRIALS: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
+def _weights_on_host(model: Any) -> dict[str, Any]:
+    """Return a copy of the weights; an engine may move them to the host between steps."""
+    return {key: value.cpu().clone() for key, value in model.state_dict().items()}
+
+
 def try_steps(name: str, device: str, folder: str) -> float:
     """Train a few steps and return the seconds of the last one.
 
@@ -95,7 +100,7 @@ def try_steps(name: str, device: str, folder: str) -> float:
     model["blocks"] = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
     model.to(where)
     inputs, wanted = torch.randn(32, 16, device=where), torch.randn(32, 8, device=where)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = _weights_on_host(model)
     made = TRIALS[name](model, folder)
     closing: AbstractContextManager[Any] = made if hasattr(made, "close") else nullcontext(made)
     with closing as optimizer:
@@ -116,7 +121,7 @@ def try_steps(name: str, device: str, folder: str) -> float:
                 optimizer.step()
                 optimizer.zero_grad()
             value = float(loss)
-            after = {key: value.clone() for key, value in model.state_dict().items()}
+            after = _weights_on_host(model)
             seconds = time.monotonic() - began
     if not all(bool(v.isfinite().all()) for v in after.values()) or value != value:
         raise Error(f"after {STEPS} steps the loss is {value}, or a weight is not finite")

@@ -51,7 +51,7 @@ class CompressedWeight:
 
     def matrices(self, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Split the parameter, or a tensor of its shape, into views of its matrices."""
-        return whole.unbind(0) if self.is_batch else (whole,)
+        return whole.unbind(0) if whole.dim() == 3 else (whole,)
 
     def check_layout(self, whole: torch.Tensor) -> None:
         """Check that lanes can read the parameter in place.

@@ -134,7 +134,7 @@ def test_smoke_runs_binaries_python_and_quickstarts_and_ends_in_their_table(sand
     assert set(pieces) == {*others, *(f"{name}_test" for name in TESTS)}
     assert {piece["state"] for piece in pieces.values()} == {"passed"}
     (pytest_line,) = (line for line in sandbox.asked if "-m pytest" in line)
-    assert " -n 4 " in pytest_line
+    assert " -n 8 " in pytest_line
     assert pytest_line.endswith("tests/python")
     *_, one, _, last = done.stdout.splitlines()
     assert one.startswith("| ")

@@ -52,22 +52,26 @@ class WeightWatch:
 
     def check(self) -> None:
         """Refuse a parameter that was converted, moved or swapped for another tensor."""
-        for name, p, dtype, device, inside in self._made_with:
-            with torch_private.asking_no_class():
-                same = p.dtype is dtype and p.device == device
-                swapped = inside not in (None, torch_private.inside(p))
-            if not same:
+        with torch_private.asking_no_class():
+            differing = [
+                row
+                for row in self._made_with
+                if row[1].dtype is not row[2]
+                or row[1].device != row[3]
+                or row[4] not in (None, torch_private.inside(row[1]))
+            ]
+        for name, p, dtype, device, _ in differing:
+            if p.dtype is not dtype or p.device != device:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "
                     f"{device} as when the optimizer was made; convert or move the model before "
                     "you make the optimizer, or make a new one afterwards"
                 )
-            if swapped:
-                raise InvalidArgument(
-                    f"{self._owner}: {name} was swapped for another tensor (torch.utils."
-                    "swap_tensors, or set_swap_module_params_on_conversion) after the optimizer "
-                    "was made; make a new optimizer after the swap"
-                )
+            raise InvalidArgument(
+                f"{self._owner}: {name} was swapped for another tensor (torch.utils."
+                "swap_tensors, or set_swap_module_params_on_conversion) after the optimizer "
+                "was made; make a new optimizer after the swap"
+            )
 
     def check_step(self, groups: list[dict[str, Any]]) -> None:
         """Refuse groups that hold other parameters now, and gradients that AdamW cannot use."""
@@ -95,9 +99,9 @@ class WeightWatch:
 
     def check_buffers(self) -> None:
         """Refuse gradients in a shared buffer, which would be empty after backward."""
-        for weight in self._compressed:
-            with torch_private.asking_no_class():
-                gradient = weight.parameter.grad
+        with torch_private.asking_no_class():
+            gradients = [weight.parameter.grad for weight in self._compressed]
+        for weight, gradient in zip(self._compressed, gradients, strict=True):
             if gradient is None or isinstance(gradient, NormGradient) or gradient.is_sparse:
                 continue
             if gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size():
@@ -109,12 +113,14 @@ class WeightWatch:
 
     def note_hooks(self) -> None:
         """Remember the last hook of each compressed weight, which is our own."""
-        self._last_hooks = [_last_hook(weight) for weight in self._compressed]
+        self._last_hooks = _last_hooks(self._compressed)
 
     def check_hooks(self) -> None:
         """Refuse a hook that was registered after ours, since it would find `.grad` empty."""
-        for weight, last in zip(self._compressed, self._last_hooks, strict=True):
-            if _last_hook(weight) not in (last, None):
+        for weight, last, now in zip(
+            self._compressed, self._last_hooks, _last_hooks(self._compressed), strict=True
+        ):
+            if now not in (last, None):
                 raise InvalidArgument(
                     f"{self._owner}.step: {weight.name} got a post-accumulate hook after the "
                     "optimizer was made, and this hook finds .grad empty; register it before you "
@@ -135,9 +141,10 @@ class WeightWatch:
                 )
 
 
-def _last_hook(weight: CompressedWeight) -> int | None:
+def _last_hooks(weights: list[CompressedWeight]) -> list[int | None]:
     with torch_private.asking_no_class():
-        return next(reversed(torch_private.accumulation_hooks(weight.parameter)), None)
+        hooks = [torch_private.accumulation_hooks(weight.parameter) for weight in weights]
+    return [numbers[-1] if numbers else None for numbers in hooks]
 
 
 def refuse_split_model(owner: str, model: nn.Module) -> None:

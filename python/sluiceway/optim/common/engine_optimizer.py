@@ -523,8 +523,9 @@ class EngineOptimizer(StateHooks, ABC):
         """Return lr, betas, eps, weight_decay and `more` for each of the engine's weights."""
         of_parameter = {}
         for group in self.param_groups:
-            hyper = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], *more)
-            of_parameter.update((id(p), tuple(map(float, hyper))) for p in group["params"])
+            found = (group["lr"], *group["betas"], group["eps"], group["weight_decay"], *more)
+            hyper = tuple(map(float, found))
+            of_parameter.update((id(p), hyper) for p in group["params"])
         return self.of_engine.spread(of_parameter[id(w.parameter)] for w in self.weights)
 
     @torch.compiler.disable

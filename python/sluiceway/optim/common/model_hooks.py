@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,8 @@ class ModelHooks:
         handle = weight.parameter.register_post_accumulate_grad_hook(take)
         self._registered.callback(handle.remove)
         # Begin a backward before autograd would add to the norm in `.grad`.
-        node, handle = self.before_accumulation(index, lambda _: self._open(index))
+        node = accumulation(weight.parameter)
+        handle = node.register_prehook(torch.compiler.disable(partial(self._open, index)))
         self._nodes.append(node)
         self._registered.callback(handle.remove)
 
@@ -182,37 +183,45 @@ class ModelHooks:
                 f"{self._owner}: another optimizer took the gradient of {name}, but only one "
                 "optimizer can train a weight; close() the other one"
             )
-        with self._backward_of(sink, index):
+        try:
+            self._begin(sink)
             refuse_sparse(self._owner, name, gradient)
             if gradient.dim() and gradient.stride(-1) != 1:
                 gradient = gradient.contiguous()
             sink.add_gradient(index, gradient)
+        except BaseException:
+            sink.lose_gradient(index)
+            raise
 
     def take_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
         """Give the sink a core in place of a gradient; if `whole`, no gradient follows."""
-        if (sink := self._sink()) is not None:
-            with self._backward_of(sink, weight):
-                sink.add_core(weight, core, whole)
-
-    def _open(self, index: int) -> None:
-        if (sink := self._sink()) is not None:
-            with self._backward_of(sink, index):
-                pass
-
-    @contextmanager
-    def _backward_of(self, sink: EngineOptimizer, index: int) -> Iterator[None]:
-        """Begin a backward with its first gradient; a gradient whose block raises is lost."""
+        if (sink := self._sink()) is None:
+            return
         try:
-            if self.backward.open(self._end_backward):
-                self._backward_began = sink.mark()
-                try:
-                    sink.begin_backward()
-                except BaseException:
-                    self.backward.forget()  # This backward never began, so it must not end.
-                    raise
-            yield
+            self._begin(sink)
+            sink.add_core(weight, core, whole)
+        except BaseException:
+            sink.lose_gradient(weight)
+            raise
+
+    def _open(self, index: int, _gradients: tuple[torch.Tensor | None, ...]) -> None:
+        if self.backward.runs_here() or (sink := self._sink()) is None:
+            return
+        try:
+            self._begin(sink)
         except BaseException:
             sink.lose_gradient(index)
+            raise
+
+    def _begin(self, sink: EngineOptimizer) -> None:
+        """Begin a backward unless an earlier gradient has begun it."""
+        if not self.backward.open(self._end_backward):
+            return
+        self._backward_began = sink.mark()
+        try:
+            sink.begin_backward()
+        except BaseException:
+            self.backward.forget()  # This backward never began, so it must not end.
             raise
 
     def _end_backward(self, raised: bool) -> None:
@@ -244,5 +253,7 @@ def accumulation(parameter: torch.Tensor) -> Any:
 
 
 def _computes_in_fp16() -> bool:
-    kinds = (kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind))
-    return any(torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds)
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16:
+            return True
+    return False

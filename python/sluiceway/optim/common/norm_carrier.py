@@ -39,6 +39,8 @@ class NormCarrier:
         self._parameters = [weight.parameter for weight in weights]
         self.numbers: list[int] = []  # Weights that have a gradient in torch's sense.
         self._generation: Generation | None = None
+        # Zeros of each weight's shape, which share one element, by the dtype of its gradient.
+        self._zeros: list[torch.Tensor | None] = [None] * len(weights)
         self._norms: Callable[[], list[float]] | None = None  # None once the norms are written.
 
     # ---- Placing norms ----
@@ -61,23 +63,27 @@ class NormCarrier:
             if carrier is not None and generation is carrier._generation:
                 carrier._write()
 
-        parameters = [self._parameters[number] for number in self.numbers]
-        cells = torch.zeros(len(parameters), 2, dtype=torch.float32, device=parameters[0].device)
+        device = self._parameters[self.numbers[0]].device
+        cells = torch.zeros(len(self.numbers), 2, dtype=torch.float32, device=device)
         cells[:, 1] = 1.0
         generation = self._generation = Generation(cells, write)
         self._norms = norms
         if not self._asynchronous:
             generation.read()
-        zeros: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
         with torch_private.asking_no_class():
-            for cell, number, p in zip(cells.unbind(), self.numbers, parameters, strict=True):
-                kind = (p.grad_dtype or p.dtype, p.device)
-                if kind not in zeros:
-                    zeros[kind] = torch.zeros((), dtype=kind[0], device=kind[1])
-                p.grad = NormGradient.of(
-                    zeros[kind], p.shape,
-                    number=number, generation=generation, cell=cell, of_graph=of_graph,
-                )  # fmt: skip
+            for row, number in enumerate(self.numbers):
+                self._parameters[number].grad = NormGradient.of(
+                    self._zeros_of(number),
+                    {"number": number, "generation": generation, "row": row, "of_graph": of_graph},
+                )
+
+    def _zeros_of(self, number: int) -> torch.Tensor:
+        p, zeros = self._parameters[number], self._zeros[number]
+        dtype = p.grad_dtype or p.dtype
+        if zeros is None or zeros.dtype is not dtype or zeros.shape != p.shape:
+            zeros = torch.zeros((), dtype=dtype, device=p.device).expand(p.shape)
+            self._zeros[number] = zeros
+        return zeros
 
     def _write(self) -> None:
         norms = self._norms()
@@ -114,8 +120,9 @@ class NormCarrier:
         if self._generation is not None:  # The user may have set some to None.
             self.numbers = self.stand()
             self._generation.write = None
-        for number in self.numbers:
-            self._parameters[number].grad = None
+        with torch_private.asking_no_class():
+            for number in self.numbers:
+                self._parameters[number].grad = None
         self._generation, self._norms = None, None
 
     def forget(self) -> None:
@@ -145,7 +152,9 @@ class NormCarrier:
         """Return the numbers of weights whose `.grad` has a norm, or a tensor of the user."""
         if self._generation is None:
             return []
-        return [number for number in self.numbers if self._grad(number) is not None]
+        parameters = self._parameters
+        with torch_private.asking_no_class():
+            return [number for number in self.numbers if parameters[number].grad is not None]
 
     def remains(self) -> bool:
         """Return whether `.grad` of some weight has a norm that was neither removed nor zeroed."""
@@ -160,8 +169,16 @@ class NormCarrier:
         numbers = self.stand()
         if self._norms is not None or not numbers:  # No code has read the norms.
             return dict.fromkeys(numbers, 1.0)
-        cells = torch.stack([self._grad(number).cell for number in numbers])
-        return dict(zip(numbers, cells[:, 1].tolist(), strict=True))
+        with torch_private.asking_no_class():
+            found = [self._parameters[number].grad for number in numbers]
+        generation = self._generation
+        shared = generation.cells[:, 1].tolist()  # One copy from the device for all.
+
+        def factor(gradient: NormGradient) -> float:
+            is_shared = gradient.own_cell is None and gradient.generation is generation
+            return shared[gradient.row] if is_shared else gradient.cell[1].item()
+
+        return {number: factor(gradient) for number, gradient in zip(numbers, found, strict=True)}
 
     def split_factors(self) -> tuple[float, list[float]]:
         """Return the common factor of all gradients, and each weight's further factor, if any."""
@@ -193,8 +210,9 @@ class NormCarrier:
 
         If `earlier_alone`, allow plain tensors, as the backward that begins adds to them.
         """
-        for number, name in enumerate(self._names):
-            grad = self._grad(number)
+        with torch_private.asking_no_class():
+            gradients = [parameter.grad for parameter in self._parameters]
+        for number, (name, grad) in enumerate(zip(self._names, gradients, strict=True)):
             if grad is None or (earlier_alone and not isinstance(grad, NormGradient)):
                 continue
             if not isinstance(grad, NormGradient):

@@ -77,20 +77,30 @@ class NormGradient(torch.Tensor):
 
     number: int  # Number of the weight.
     generation: Generation
-    cell: torch.Tensor  # The norm, and the factor on it since.
+    row: int  # The gradient's row of the generation's cells.
     of_graph: bool  # The backward was called with create_graph=True.
+    own_cell: torch.Tensor | None = None  # In place of that row, for a scaled copy.
 
     @classmethod
-    def of(cls, zero: torch.Tensor, shape: torch.Size, **attributes: Any) -> NormGradient:
-        """Make a tensor of this class; `zero` has one element, and gives device and dtype."""
-        made = torch_private.of_class(cls, zero.reshape(()).expand(shape))
-        made.__dict__.update(attributes)
+    def of(cls, zeros: torch.Tensor, attributes: dict[str, Any]) -> NormGradient:
+        """Make a tensor of this class with the storage, shape and dtype of `zeros`."""
+        made = torch_private.of_class(cls, zeros)
+        made.__dict__ = attributes
         return made
 
-    def like(self, values: torch.Tensor, cell: torch.Tensor) -> NormGradient:
-        """Make another NormGradient for this gradient, with shape and dtype of `values`."""
+    @property
+    def cell(self) -> torch.Tensor:
+        """The norm, and the factor on it since."""
+        return self.generation.cells[self.row] if self.own_cell is None else self.own_cell
+
+    def like(self, values: torch.Tensor, own_cell: torch.Tensor | None = None) -> NormGradient:
+        """Make another NormGradient for this gradient, with shape and dtype of `values`.
+
+        It has the same norm and factor, unless `own_cell` is given.
+        """
         zero = values.detach().as_strided((), ()) if values.numel() else values.new_zeros(())
-        return self.of(zero, values.shape, **{**self.__dict__, "cell": cell})
+        changed = {} if own_cell is None else {"own_cell": own_cell}
+        return self.of(zero.expand(values.shape), {**self.__dict__, **changed})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NormGradient:
         memo[id(self)] = copied = self.clone()
@@ -114,7 +124,7 @@ class NormGradient(torch.Tensor):
             if not ours:
                 return func(*args, **kwargs)
             if func == torch.Tensor.data.__get__:
-                return ours[0].like(ours[0], ours[0].cell)
+                return ours[0].like(ours[0])
             if func == torch.Tensor.data.__set__ and isinstance(args[1], cls):
                 return func(*args)  # A module that is converted, or moved.
             for each in ours:
@@ -169,7 +179,7 @@ def _answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ours: Norm
     if name in ("contiguous", "detach_") and args[0] is ours:
         return ours
     if name in _SAME and args and args[0] is ours:
-        return ours.like(func(ours, *args[1:], **kwargs), ours.cell)
+        return ours.like(func(ours, *args[1:], **kwargs))
     if name in _CAST and args and args[0] is ours:
         kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
         moved = func(ours.as_strided((), ()), *map(_scalar, args[1:]), **kwargs)
@@ -194,7 +204,12 @@ def _keeps_norm(plain: str, args: tuple[Any, ...]) -> bool:
         return len(args) == 2 and args[1] == 2
     if plain not in ("mul", "dot", "vdot"):
         return True
-    return len({id(one.cell) if isinstance(one, NormGradient) else id(one) for one in args}) == 1
+    return len({_cell_of(one) if isinstance(one, NormGradient) else id(one) for one in args}) == 1
+
+
+def _cell_of(ours: NormGradient) -> tuple[int, int, int]:
+    """Return what two NormGradients have in common if they have one cell."""
+    return id(ours.generation), ours.row, id(ours.own_cell)
 
 
 def _norm(ours: NormGradient) -> torch.Tensor:

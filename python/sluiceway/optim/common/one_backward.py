@@ -46,6 +46,11 @@ class OneBackward:
     def is_open(self) -> bool:
         return self._held is not None
 
+    def runs_here(self) -> bool:
+        """Return whether the backward is open in this thread, and `open()` has nothing to do."""
+        mine = self._held is not None and self._thread == threading.get_ident()
+        return mine and self._interruption is None
+
     def turn(self) -> AbstractContextManager[object]:
         """Lock the gathered gradients for one thread at a time.
 
@@ -90,8 +95,7 @@ class OneBackward:
         When it has ended, `ended` is called with whether it raised; `forget()` cancels that. A
         backward that another thread runs raises InvalidArgument.
         """
-        mine = self._held is not None and self._thread == threading.get_ident()
-        if mine and self._interruption is None:  # Every gradient after the first returns here.
+        if self.runs_here():
             return False
         with self.turn():
             self.refuse_elsewhere("backward()")

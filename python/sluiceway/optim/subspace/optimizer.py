@@ -194,8 +194,9 @@ class SubspaceAdamW(EngineOptimizer):
         """Compress a gradient, and keep the whole gradient for as long as its residual needs it."""
         if not self._calibration.running:
             self._progress.given.add(weight)
+        numbers = self.of_engine.numbers(weight)
         matrices = self.weights[weight].matrices(gradient)
-        for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
+        for number, matrix in zip(numbers, matrices, strict=True):
             self._add_matrix(number, matrix)
             self._calibration.after_gradient()
 
@@ -214,10 +215,10 @@ class SubspaceAdamW(EngineOptimizer):
         if self._calibration.running or not self.engine.keeps_total(number):
             self.engine.add_gradient(number, gradient, gradient, self.device.compute())
             return
-        total = self._gradients.add(number, gradient)
+        total = self._gradients.added(number, gradient)
         self.engine.add_gradient(number, gradient, total, self.device.compute())
-        if self.engine.residual_done(number):
-            self._gradients.done(number)
+        if not self.engine.residual_done(number):
+            self._gradients.keep(number, total)
 
     def end_backward(self, forward_began: Any, backward_began: Any) -> None:
         """End a backward; do nothing for the backward of a calibration."""

@@ -16,16 +16,14 @@ class ResidualGradients:
         self.lent: dict[int, torch.Tensor] = {}
         self.kept = 0  # Number of weights that residuals trained although the step was skipped.
 
-    def add(self, weight: int, gradient: torch.Tensor) -> torch.Tensor:
-        """Add a gradient, keep it, and return the sum."""
-        before = self.totals.get(weight)
-        total = gradient if before is None else before.take().add_(gradient)
-        self.totals[weight] = Made(total)
-        return total
+    def added(self, weight: int, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the sum with one more gradient; `keep` keeps it."""
+        before = self.totals.pop(weight, None)
+        return gradient if before is None else before.take().add_(gradient)
 
-    def done(self, weight: int) -> None:
-        """Free the sum of a weight whose residual has already trained."""
-        del self.totals[weight]
+    def keep(self, weight: int, total: torch.Tensor) -> None:
+        """Keep a sum until the step, as the weight's residual has not trained yet."""
+        self.totals[weight] = Made(total)
 
     def drop(self) -> None:
         """Free the sums of the step being gathered."""
