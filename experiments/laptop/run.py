@@ -25,7 +25,7 @@ from experiments.quickstart.run_folder import planned, train
 
 CONFIG = REPOSITORY / "configs/laptop_1b_4gb.yaml"
 SHAPE = REPOSITORY / "configs/shapes/llama_1_3b"
-_SAMPLE = (1 << 22) - 3  # A prime, so that no two rows are alike.
+_SAMPLE = (1 << 22) - 3  # A prime, so that no two rows of a matrix are alike.
 BUDGETS = {  # GiB of the device, with the changes that it makes to the config.
     4: {},
     7: {"budget.device": "7GiB", "model.checkpointing": "false"},
@@ -49,10 +49,10 @@ def write_model(shape: Path, folder: Path) -> Path:
         model.to_empty(device="cpu")
         drawn = torch.randn(_SAMPLE, generator=torch.Generator().manual_seed(0))
         sample = (config.initializer_range * drawn).to(torch.bfloat16)
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             flat = parameter.detach().view(-1)
-            if parameter.dim() == 1:  # The scale of a norm.
-                flat.fill_(1)
+            if parameter.dim() == 1:  # The scale of a norm, or a bias.
+                flat.fill_(1.0 if "norm" in name else 0.0)
                 continue
             for part in flat.split(_SAMPLE):
                 part.copy_(sample[: len(part)])

@@ -39,8 +39,6 @@ class NormCarrier:
         self._parameters = [weight.parameter for weight in weights]
         self.numbers: list[int] = []  # Weights that have a gradient in torch's sense.
         self._generation: Generation | None = None
-        # Zeros of each weight's shape, which share one element, by the dtype of its gradient.
-        self._zeros: list[torch.Tensor | None] = [None] * len(weights)
         self._norms: Callable[[], list[float]] | None = None  # None once the norms are written.
 
     # ---- Placing norms ----
@@ -70,20 +68,17 @@ class NormCarrier:
         self._norms = norms
         if not self._asynchronous:
             generation.read()
+        zeros: dict[tuple[torch.dtype, torch.Size], torch.Tensor] = {}
         with torch_private.asking_no_class():
             for row, number in enumerate(self.numbers):
-                self._parameters[number].grad = NormGradient.of(
-                    self._zeros_of(number),
+                p = self._parameters[number]
+                kind = (p.grad_dtype or p.dtype, p.shape)
+                if kind not in zeros:
+                    zeros[kind] = torch.zeros((), dtype=kind[0], device=device).expand(p.shape)
+                p.grad = NormGradient.of(
+                    zeros[kind],
                     {"number": number, "generation": generation, "row": row, "of_graph": of_graph},
                 )
-
-    def _zeros_of(self, number: int) -> torch.Tensor:
-        p, zeros = self._parameters[number], self._zeros[number]
-        dtype = p.grad_dtype or p.dtype
-        if zeros is None or zeros.dtype is not dtype or zeros.shape != p.shape:
-            zeros = torch.zeros((), dtype=dtype, device=p.device).expand(p.shape)
-            self._zeros[number] = zeros
-        return zeros
 
     def _write(self) -> None:
         norms = self._norms()
@@ -165,20 +160,21 @@ class NormCarrier:
         return self._generation is not None and self._generation.was_unscaled
 
     def factors(self) -> dict[int, float]:
-        """Return by weight the factor on each norm since `place()`."""
+        """Return by weight the factor on each norm since `place()`; 1 for a tensor of the user."""
         numbers = self.stand()
         if self._norms is not None or not numbers:  # No code has read the norms.
             return dict.fromkeys(numbers, 1.0)
         with torch_private.asking_no_class():
             found = [self._parameters[number].grad for number in numbers]
-        generation = self._generation
-        shared = generation.cells[:, 1].tolist()  # One copy from the device for all.
-
-        def factor(gradient: NormGradient) -> float:
-            is_shared = gradient.own_cell is None and gradient.generation is generation
-            return shared[gradient.row] if is_shared else gradient.cell[1].item()
-
-        return {number: factor(gradient) for number, gradient in zip(numbers, found, strict=True)}
+        norms = {n: g for n, g in zip(numbers, found, strict=True) if _is_norm(g)}
+        # One copy from the device for all of them.
+        if all(g.own_cell is None and g.generation is self._generation for g in norms.values()):
+            shared = self._generation.cells[:, 1].tolist()
+            known = {number: shared[g.row] for number, g in norms.items()}
+        else:
+            cells = torch.stack([g.cell for g in norms.values()])
+            known = dict(zip(norms, cells[:, 1].tolist(), strict=True))
+        return {**dict.fromkeys(numbers, 1.0), **known}
 
     def split_factors(self) -> tuple[float, list[float]]:
         """Return the common factor of all gradients, and each weight's further factor, if any."""
@@ -208,14 +204,16 @@ class NormCarrier:
     def check_own(self, *, earlier_alone: bool = False) -> None:
         """Refuse a `.grad` that comes from no backward, or from an earlier one.
 
-        If `earlier_alone`, allow plain tensors, as the backward that begins adds to them.
+        If `earlier_alone`, allow plain tensors that replace no norm, as the backward that begins
+        adds to them.
         """
+        placed = set(self.numbers) if self._generation is not None else set()
         with torch_private.asking_no_class():
             gradients = [parameter.grad for parameter in self._parameters]
         for number, (name, grad) in enumerate(zip(self._names, gradients, strict=True)):
-            if grad is None or (earlier_alone and not isinstance(grad, NormGradient)):
+            if grad is None or (earlier_alone and not _is_norm(grad) and number not in placed):
                 continue
-            if not isinstance(grad, NormGradient):
+            if not _is_norm(grad):
                 raise InvalidArgument(
                     f"{self._owner}: {name} has a .grad that no backward() gave it, expected None, "
                     "or what backward() left there times a number; edit gradients by "
@@ -247,6 +245,10 @@ class NormCarrier:
                     "a zero gradient from before, on which AdamW would train it; call "
                     "zero_grad(set_to_none=True)"
                 )
+
+
+def _is_norm(gradient: torch.Tensor) -> bool:
+    return isinstance(gradient, NormGradient)
 
 
 def _held(norm: float) -> float:

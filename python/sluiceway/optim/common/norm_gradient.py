@@ -91,7 +91,10 @@ class NormGradient(torch.Tensor):
     @property
     def cell(self) -> torch.Tensor:
         """The norm, and the factor on it since."""
-        return self.generation.cells[self.row] if self.own_cell is None else self.own_cell
+        if self.own_cell is not None:
+            return self.own_cell
+        # Detached, so that a factor that requires a gradient does not give one to all the cells.
+        return self.generation.cells.detach()[self.row]
 
     def like(self, values: torch.Tensor, own_cell: torch.Tensor | None = None) -> NormGradient:
         """Make another NormGradient for this gradient, with shape and dtype of `values`.

@@ -195,6 +195,43 @@ def test_products_of_two_gradients_are_refused():
         opt.step()
 
 
+def test_a_factor_with_a_graph_scales_one_gradient_and_gives_no_other_a_graph():
+    model = make()
+    with identity(model) as opt:
+        loss_of(model, 0).backward()
+        first, other = (weight.parameter for weight in opt.weights[:2])
+        before = other.grad.norm().item()
+        first.grad.mul_(torch.tensor(0.5, requires_grad=True))
+        assert not other.grad.norm().requires_grad
+        assert other.grad.norm().item() == before
+        opt.zero_grad()
+
+
+def test_a_storage_that_was_emptied_is_new_in_the_next_backward():
+    model = make()
+    with identity(model) as opt:
+        for _ in range(2):
+            loss_of(model, 0).backward()
+            weight = opt.weights[0].parameter
+            assert weight.grad.clone().norm() > 0
+            weight.grad.untyped_storage().resize_(0)
+            opt.step()
+            opt.zero_grad()
+
+
+@pytest.mark.parametrize("after_step", [False, True])
+def test_a_plain_tensor_in_the_place_of_a_norm_is_refused_in_the_next_backward(after_step):
+    def drive(model, opt):
+        loss_of(model, 0).backward()
+        if after_step:
+            opt.step()
+        weight = opt.weights[0].parameter
+        weight.grad = torch.zeros(weight.shape)
+        loss_of(model, 0).backward()
+
+    refuses(drive, "has a .grad that no backward")
+
+
 def test_gradients_that_are_not_finite_are_not_repaired():
     def drive(model, opt):
         (loss_of(model, 0) + model.blocks[0].up.weight[0, 0] * float("nan")).backward()
