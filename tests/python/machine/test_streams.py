@@ -117,7 +117,8 @@ def test_a_sum_of_gradients_follows_its_streams(streams):
     gradients = ResidualGradients(streams)
     for micro, name in enumerate(("first", "second", "second")):
         with streams.on(name):
-            total = gradients.add(0, torch.full((2,), float(micro + 1)))
+            total = gradients.added(0, torch.full((2,), float(micro + 1)))
+            gradients.keep(0, total)
     assert total.tolist() == [6, 6]
     gradients.lend(0)
     assert streams.waited() == [("second", "first"), ("main", "second")]
