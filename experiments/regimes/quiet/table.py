@@ -59,6 +59,7 @@ WAYS: dict[str, Make] = {
     "svd 1/2, no residual": core("svd", 0.5, residual="none"),
     "svd 1": core("svd", 1.0),
     "block_random 1/2": core("block_random", 0.5),
+    "block_random 1/2, no residual": core("block_random", 0.5, residual="none"),
     "block_random 1/4": core("block_random", 0.25),
     "block_random 1/4, no residual": core("block_random", 0.25, residual="none"),
 }
