@@ -153,6 +153,8 @@ def accelerate_run(precision, accumulate, save=None, load=None):
 @pytest.fixture(scope="module", params=[("no", "auto"), ("bf16", 2)], ids=["fp32", "promise-bf16"])
 def accelerated(request, tmp_path_factory):
     """A run through Accelerate that saved on its way: arguments, model, losses and the save."""
+    # This comes before fresh_accelerate; another module's test may have left a precision.
+    AcceleratorState._reset_state(reset_partial_state=True)
     save = tmp_path_factory.mktemp("accelerated") / "save"
     return request.param, *accelerate_run(*request.param, save=save), save
 
