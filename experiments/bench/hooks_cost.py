@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Way:
         marks.append(time.thread_time())
         self.optimizer.zero_grad()
         marks.append(time.thread_time())
-        for phase, begin, end in zip(PHASES, marks, marks[1:], strict=False):
+        for phase, (begin, end) in zip(PHASES, pairwise(marks), strict=True):
             self.times[phase].append(end - begin)
 
 
