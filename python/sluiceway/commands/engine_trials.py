@@ -79,7 +79,7 @@ TRIALS: dict[str, Callable[[Any, str], Any]] = {
 
 def _weights_on_host(model: Any) -> dict[str, Any]:
     """Return a copy of the weights; an engine may move them to the host between steps."""
-    return {key: value.cpu().clone() for key, value in model.state_dict().items()}
+    return {key: value.to("cpu", copy=True) for key, value in model.state_dict().items()}
 
 
 def try_steps(name: str, device: str, folder: str) -> float:

@@ -54,13 +54,13 @@ class WeightWatch:
         """Refuse a parameter that was converted, moved or swapped for another tensor."""
         with torch_private.asking_no_class():
             differing = [
-                row
-                for row in self._made_with
-                if row[1].dtype is not row[2]
-                or row[1].device != row[3]
-                or row[4] not in (None, torch_private.inside(row[1]))
+                (name, p, dtype, device)
+                for name, p, dtype, device, inside in self._made_with
+                if p.dtype is not dtype
+                or p.device != device
+                or inside not in (None, torch_private.inside(p))
             ]
-        for name, p, dtype, device, _ in differing:
+        for name, p, dtype, device in differing:
             if p.dtype is not dtype or p.device != device:
                 raise InvalidArgument(
                     f"{self._owner}: {name} is {p.dtype} on {p.device}, expected {dtype} on "

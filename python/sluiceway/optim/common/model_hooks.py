@@ -117,23 +117,21 @@ class ModelHooks:
         handle = weight.parameter.register_post_accumulate_grad_hook(take)
         self._registered.callback(handle.remove)
         # Begin a backward before autograd would add to the norm in `.grad`.
-        node = accumulation(weight.parameter)
-        handle = node.register_prehook(torch.compiler.disable(partial(self._open, index)))
+        node, handle = self.before_accumulation(index, partial(self._open, index))
         self._nodes.append(node)
         self._registered.callback(handle.remove)
 
     def before_accumulation(
-        self, weight: int, act: Callable[[torch.Tensor | None], None]
+        self, weight: int, act: Callable[[tuple[torch.Tensor | None]], None]
     ) -> tuple[Any, Any]:
-        """Call `act` with the tensor, or None, that a backward is about to add to the gradient.
+        """Call `act` with the one tensor, or None, that a backward is about to add to the gradient.
 
         The call comes once in a backward, after all uses of the weight. It is a hook of autograd's
         node, as torch.autograd.grad() runs a tensor's hooks too. Returns this node, which the
         caller must hold to get calls, and the handle that removes the hook.
         """
         node = accumulation(self._parameters[weight])
-        hook = torch.compiler.disable(lambda gradients: act(gradients[0]))
-        return node, node.register_prehook(hook)
+        return node, node.register_prehook(torch.compiler.disable(act))
 
     def on_removal(self, undo: Callable[[], None]) -> None:
         """Call `undo` in `remove()`, before any hook is removed."""
@@ -183,45 +181,43 @@ class ModelHooks:
                 f"{self._owner}: another optimizer took the gradient of {name}, but only one "
                 "optimizer can train a weight; close() the other one"
             )
-        try:
-            self._begin(sink)
-            refuse_sparse(self._owner, name, gradient)
-            if gradient.dim() and gradient.stride(-1) != 1:
-                gradient = gradient.contiguous()
-            sink.add_gradient(index, gradient)
-        except BaseException:
-            sink.lose_gradient(index)
-            raise
+        self._gather(sink, index, self._add, sink, index, name, gradient)
+
+    def _add(self, sink: EngineOptimizer, index: int, name: str, gradient: torch.Tensor) -> None:
+        refuse_sparse(self._owner, name, gradient)
+        if gradient.dim() and gradient.stride(-1) != 1:
+            gradient = gradient.contiguous()
+        sink.add_gradient(index, gradient)
 
     def take_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
         """Give the sink a core in place of a gradient; if `whole`, no gradient follows."""
-        if (sink := self._sink()) is None:
-            return
-        try:
-            self._begin(sink)
-            sink.add_core(weight, core, whole)
-        except BaseException:
-            sink.lose_gradient(weight)
-            raise
+        if (sink := self._sink()) is not None:
+            self._gather(sink, weight, sink.add_core, weight, core, whole)
 
-    def _open(self, index: int, _gradients: tuple[torch.Tensor | None, ...]) -> None:
-        if self.backward.runs_here() or (sink := self._sink()) is None:
-            return
+    def _open(self, index: int, _gradients: tuple[torch.Tensor | None]) -> None:
+        if not self.backward.runs_here() and (sink := self._sink()) is not None:
+            self._gather(sink, index)
+
+    def _gather(
+        self,
+        sink: EngineOptimizer,
+        index: int,
+        act: Callable[..., None] | None = None,
+        *arguments: Any,
+    ) -> None:
+        """Begin a backward with its first gradient, and `act`; if that raises, it is lost."""
         try:
-            self._begin(sink)
+            if self.backward.open(self._end_backward):
+                self._backward_began = sink.mark()
+                try:
+                    sink.begin_backward()
+                except BaseException:
+                    self.backward.forget()  # This backward never began, so it must not end.
+                    raise
+            if act is not None:
+                act(*arguments)
         except BaseException:
             sink.lose_gradient(index)
-            raise
-
-    def _begin(self, sink: EngineOptimizer) -> None:
-        """Begin a backward unless an earlier gradient has begun it."""
-        if not self.backward.open(self._end_backward):
-            return
-        self._backward_began = sink.mark()
-        try:
-            sink.begin_backward()
-        except BaseException:
-            self.backward.forget()  # This backward never began, so it must not end.
             raise
 
     def _end_backward(self, raised: bool) -> None:

@@ -97,12 +97,12 @@ class NormCarrier:
         for number, factor in factors.items():
             norm = _held(known[number]) * abs(factor)
             self._generation.are_large |= norm > _ROOT_OF_LARGEST
-            self._grad(number).cell[0] = norm
+            self._grads([number])[0].cell[0] = norm
 
     def scale(self, numbers: Iterable[int], factor: float) -> None:
         """Scale the gradients of some weights, as the user would."""
-        for number in numbers:
-            self._grad(number).mul_(factor)
+        for gradient in self._grads(numbers):
+            gradient.mul_(factor)
 
     def settle(self) -> None:
         """Compute the norms now, while the engine has them, for code that reads them later."""
@@ -128,7 +128,8 @@ class NormCarrier:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Set the norms aside inside the block, where gradients of another loss may come."""
-        kept = [(self._parameters[n], self._grad(n)) for n in self.numbers]
+        parameters = [self._parameters[number] for number in self.numbers]
+        kept = list(zip(parameters, self._grads(self.numbers), strict=True))
         for parameter, _ in kept:
             parameter.grad = None
         try:
@@ -139,17 +140,16 @@ class NormCarrier:
 
     # ---- Reading norms back ----
 
-    def _grad(self, number: int) -> torch.Tensor | None:
+    def _grads(self, numbers: Iterable[int]) -> list[torch.Tensor | None]:
         with torch_private.asking_no_class():
-            return self._parameters[number].grad
+            return [self._parameters[number].grad for number in numbers]
 
     def stand(self) -> list[int]:
         """Return the numbers of weights whose `.grad` has a norm, or a tensor of the user."""
         if self._generation is None:
             return []
-        parameters = self._parameters
-        with torch_private.asking_no_class():
-            return [number for number in self.numbers if parameters[number].grad is not None]
+        pairs = zip(self.numbers, self._grads(self.numbers), strict=True)
+        return [number for number, gradient in pairs if gradient is not None]
 
     def remains(self) -> bool:
         """Return whether `.grad` of some weight has a norm that was neither removed nor zeroed."""
@@ -164,9 +164,8 @@ class NormCarrier:
         numbers = self.stand()
         if self._norms is not None or not numbers:  # No code has read the norms.
             return dict.fromkeys(numbers, 1.0)
-        with torch_private.asking_no_class():
-            found = [self._parameters[number].grad for number in numbers]
-        norms = {n: g for n, g in zip(numbers, found, strict=True) if _is_norm(g)}
+        pairs = zip(numbers, self._grads(numbers), strict=True)
+        norms = {number: g for number, g in pairs if isinstance(g, NormGradient)}
         # One copy from the device for all of them.
         if all(g.own_cell is None and g.generation is self._generation for g in norms.values()):
             shared = self._generation.cells[:, 1].tolist()
@@ -208,12 +207,13 @@ class NormCarrier:
         adds to them.
         """
         placed = set(self.numbers) if self._generation is not None else set()
-        with torch_private.asking_no_class():
-            gradients = [parameter.grad for parameter in self._parameters]
+        gradients = self._grads(range(len(self._parameters)))
         for number, (name, grad) in enumerate(zip(self._names, gradients, strict=True)):
-            if grad is None or (earlier_alone and not _is_norm(grad) and number not in placed):
+            if grad is None:
                 continue
-            if not _is_norm(grad):
+            if not isinstance(grad, NormGradient):
+                if earlier_alone and number not in placed:
+                    continue
                 raise InvalidArgument(
                     f"{self._owner}: {name} has a .grad that no backward() gave it, expected None, "
                     "or what backward() left there times a number; edit gradients by "
@@ -245,10 +245,6 @@ class NormCarrier:
                     "a zero gradient from before, on which AdamW would train it; call "
                     "zero_grad(set_to_none=True)"
                 )
-
-
-def _is_norm(gradient: torch.Tensor) -> bool:
-    return isinstance(gradient, NormGradient)
 
 
 def _held(norm: float) -> float:

@@ -194,9 +194,8 @@ class SubspaceAdamW(EngineOptimizer):
         """Compress a gradient, and keep the whole gradient for as long as its residual needs it."""
         if not self._calibration.running:
             self._progress.given.add(weight)
-        numbers = self.of_engine.numbers(weight)
         matrices = self.weights[weight].matrices(gradient)
-        for number, matrix in zip(numbers, matrices, strict=True):
+        for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
             self._add_matrix(number, matrix)
             self._calibration.after_gradient()
 

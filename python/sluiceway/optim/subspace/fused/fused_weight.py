@@ -76,10 +76,10 @@ class FusedWeight(LayerCore):
         self._let_go = False
         held = weakref.ref(self)  # The node holds what it calls, and we hold the node.
 
-        def before_accumulation(gradient: torch.Tensor | None) -> None:
+        def before_accumulation(gradients: tuple[torch.Tensor | None]) -> None:
             fused = held()
             if fused is not None:
-                fused._hand_over(gradient)
+                fused._hand_over(gradients[0])
 
         self._node, self._handle = optimizer._hooks.before_accumulation(number, before_accumulation)
 
