@@ -125,7 +125,7 @@ class Driver {
 
   std::unique_ptr<ChunkStore> make_store() {
     Contents contents;
-    contents.regions = StateStream::regions(plan_, types_.gradient, 2,
+    contents.regions = StateStream::regions(plan_, types_, 2,
                                             static_cast<std::uint32_t>(arguments_.micro_batches));
     const Layout layout = new_layout(contents, {1});
     create_drive_file(path(), layout.drives.front().bytes);

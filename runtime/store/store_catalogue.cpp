@@ -39,9 +39,14 @@ std::string difference(const Json& found, const Json& expected) {
     const Json theirs = found.value(key, Json());
     if (theirs == ours) continue;
     if (ours.is_array()) return difference_of_rows(key, theirs, ours);
-    return concat(key, " is ", theirs.dump(), ", expected ", ours.dump());
+    return concat(key, " is ", theirs.is_null() ? "not set" : theirs.dump(), ", expected ",
+                  ours.dump());
   }
-  return "its catalogue has more keys than a store of this version";
+  for (const auto& [key, theirs] : found.items()) {
+    if (!expected.contains(key))
+      return concat(key, " is ", theirs.dump(), ", expected no such key");
+  }
+  return "the order of its keys differs";
 }
 
 }  // namespace

@@ -172,7 +172,7 @@ std::string state_difference(OffloadEngine& found, OffloadEngine& expected) {
   return "";
 }
 
-OffloadReference::OffloadReference(const OffloadModel& model) {
+OffloadReference::OffloadReference(const OffloadModel& model, StateCodec codec) : codec_(codec) {
   for (int t = 0; t < model.size(); ++t) {
     const TensorSpec& spec = model.spec(t);
     specs_.push_back(spec);
@@ -190,6 +190,48 @@ OffloadReference::OffloadReference(const OffloadModel& model) {
     master_.push_back(std::move(master));
   }
   steps_.resize(specs_.size());
+  std::vector<std::int64_t> elems;
+  for (const TensorSpec& spec : specs_) elems.push_back(spec.elems());
+  const ChunkPlan plan(elems, small_chunk_options().chunk_elems);
+  narrow_.assign(specs_.size(), true);
+  for (const PlannedChunk& chunk : plan.chunks()) {
+    const bool all_narrow = std::ranges::all_of(chunk.pieces, [&](const ChunkPiece& piece) {
+      return specs_[static_cast<std::size_t>(piece.tensor)].dtype == DType::kBF16;
+    });
+    for (const ChunkPiece& piece : chunk.pieces) {
+      if (!all_narrow) narrow_[static_cast<std::size_t>(piece.tensor)] = false;
+    }
+  }
+}
+
+void OffloadReference::round(std::size_t tensor) {
+  const std::size_t count = m_[tensor].size(), blocks = (count + kStateBlock - 1) / kStateBlock;
+  std::vector<bf16> half(count);
+  std::vector<std::uint8_t> codes(blocks * kStateBlock), low(count);
+  std::vector<float> scales(blocks);
+  const Blocks8 eight{codes, scales};
+  std::vector<std::uint16_t> bits(codes.size());
+  cpu::fill_bits({small_chunk_options().seed, static_cast<std::uint64_t>(steps_[tensor]),
+                  stable_hash(specs_[tensor].name), 0x53544154},
+                 0, bits);
+  const std::vector<std::vector<float>*> states{&m_[tensor], &v_[tensor], &master_[tensor]};
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const bool is_master = i == StateForm::kMaster;
+    if (is_master && !narrow_[tensor]) continue;
+    const RoundingNoise noise{bits, kNoiseMultipliers[i]};
+    std::vector<float>& x = *states[i];
+    if (codec_ == StateCodec::kBf16) {
+      cpu::store_state(x, noise, std::span(half));
+      cpu::load_state(std::span<const bf16>(half), x);
+    } else if (is_master) {
+      cpu::store_state(x, noise, Split24{half, low});
+      cpu::load_state(Split24{half, low}, x);
+    } else {
+      const Companding companding = i == 0 ? Companding::kSigned : Companding::kPositive;
+      cpu::store_state(x, companding, noise, eight);
+      cpu::load_state(eight, companding, x);
+    }
+  }
 }
 
 double OffloadReference::norm(std::int64_t step, int batches) const {
@@ -211,6 +253,7 @@ void OffloadReference::step(std::int64_t step, int batches, float factor, const 
                          hyper.eps, hyper.weight_decay, ++steps_[t]};
     cpu::adam_step(std::span<const float>(*sum), factor, AdamMoments::in_place(m_[t], v_[t]), adam,
                    MasterWeight{master_[t], master_[t]});
+    if (codec_ != StateCodec::kFp32) round(t);
   }
 }
 

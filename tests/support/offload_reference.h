@@ -76,7 +76,8 @@ std::string state_difference(OffloadEngine& found, OffloadEngine& expected);
 
 class OffloadReference {
  public:
-  explicit OffloadReference(const OffloadModel& model);
+  // With a codec, states are rounded after each step, in whole tensors.
+  explicit OffloadReference(const OffloadModel& model, StateCodec codec = StateCodec::kFp32);
 
   double norm(std::int64_t step, int batches) const;  // Norm of the unscaled sums.
   void step(std::int64_t step, int batches, float factor, const HasGradient& has = {});
@@ -86,7 +87,11 @@ class OffloadReference {
   std::string state_difference(OffloadEngine& engine) const;
 
  private:
+  void round(std::size_t tensor);
+
   std::vector<TensorSpec> specs_;
+  StateCodec codec_;
+  std::vector<bool> narrow_;  // By tensor: its chunk has masters of fewer bytes than f32.
   std::vector<std::vector<float>> m_, v_, master_;
   std::vector<std::int64_t> steps_;
 };

@@ -1,6 +1,8 @@
 #include "runtime/engine/offload/chunk_job.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
@@ -13,13 +15,21 @@ std::size_t stream_bytes(const PlannedChunk& chunk, DType dtype) {
   return static_cast<std::size_t>(chunk.stored_elems) * size_bytes(dtype);
 }
 
+std::vector<std::size_t> parts_of(StateSet states, const StateForm& form) {
+  if (states == StateSet::kNone) return {};
+  if (states == StateSet::kMasters) return {form.master_part()};
+  std::vector<std::size_t> all(form.bytes() / form.part_bytes());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  return all;
+}
+
 // Returns the bytes of a copied weight's element, the widest of the chunk; 0: none is copied.
 std::size_t width_of_copies(const ChunkJob& job, const StateStream::Types& types) {
-  if (job.streams.empty()) return 0;
+  if (job.travelling.empty()) return 0;
   std::size_t width = 0;
   for (const ChunkPiece& piece : job.chunk.pieces) {
     const DType dtype = types.weights[static_cast<std::size_t>(piece.tensor)];
-    const bool copied = dtype != DType::kF32 || types.copies_masters();
+    const bool copied = !job.form.holds(dtype) || types.copies_masters();
     if (copied) width = std::max(width, size_bytes(dtype));
   }
   return width;
@@ -30,11 +40,12 @@ std::size_t leased_gradients(const ChunkJob& job, const StateStream::Types& type
   return types.in_place && !job.filled ? 0 : job.regions;
 }
 
+// Updates a tile of f32 states; `copy` has the new weight in the model's type, unless that is f32.
 template <typename G, typename Weight>
-void adam_tile(std::span<const G> g, const PieceUpdate& with, const StateStream::PieceState& state,
+void adam_tile(std::span<const G> g, const PieceUpdate& with, const StateForm::PieceState& state,
                std::span<Weight> copy) {
   const AdamMoments moments = AdamMoments::in_place(state[0], state[1]);
-  const std::span<float> master = state[ChunkJob::kMaster];
+  const std::span<float> master = state[StateForm::kMaster];
   if constexpr (std::is_same_v<Weight, float>) {
     cpu::adam_step(g, with.grad_scale, moments, with.hyper, MasterWeight{master, master});
   } else {
@@ -43,24 +54,41 @@ void adam_tile(std::span<const G> g, const PieceUpdate& with, const StateStream:
   }
 }
 
-template <typename G, typename Weight>
-void adam_piece(const std::vector<std::span<const G>>& gradients, const PieceUpdate& with,
-                const StateStream::PieceState& state, std::span<Weight> copy) {
-  if (gradients.size() == 1) return adam_tile(gradients.front(), with, state, copy);
-  for_each_sum_tile(gradients, [&](std::size_t at, std::span<const float> sum) {
-    const auto part = [&](auto whole) { return whole.subspan(at, sum.size()); };
-    adam_tile(sum, with, {part(state[0]), part(state[1]), part(state[2])}, part(copy));
-  });
+// Calls act(first, tile) for the gradient, or for each tile of the sum of several.
+template <typename G, typename Act>
+void for_each_tile(const std::vector<std::span<const G>>& gradients, const Act& act) {
+  if (gradients.size() == 1) return act(std::size_t{0}, gradients.front());
+  for_each_sum_tile(gradients, act);
+}
+
+// f32 states of a tile, on their way through the cache.
+class Scratch {
+ public:
+  static constexpr std::size_t kElems = StateForm::kTileElems;
+
+  StateForm::PieceState first(std::size_t elems) {
+    return {std::span(m_).first(elems), std::span(v_).first(elems),
+            std::span(master_).first(elems)};
+  }
+
+ private:
+  std::array<float, kElems> m_, v_, master_;
+};
+
+NoiseKey key_of(const ChunkPiece& piece, const StateStream::Types& types, std::int64_t step) {
+  return {types.seed, static_cast<std::uint64_t>(step),
+          types.names[static_cast<std::size_t>(piece.tensor)], 0};
 }
 
 }  // namespace
 
-ChunkJob::ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with,
-                   std::vector<std::size_t> states)
+ChunkJob::ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with, StateSet states,
+                   const StateStream::Types& types)
     : index(number),
       chunk(of),
       update(std::move(with)),
-      streams(std::move(states)),
+      form(types.codec, of, types.weights),
+      travelling(parts_of(states, form)),
       filled(update.fill != nullptr),
       regions(filled ? 1 : static_cast<std::size_t>(update.extents)) {}
 
@@ -68,11 +96,9 @@ std::size_t ChunkJob::extent_bytes(const StateStream::Types& types) const {
   return stream_bytes(chunk, types.gradient);
 }
 
-std::size_t ChunkJob::state_bytes() const { return stream_bytes(chunk, DType::kF32); }
-
 std::size_t ChunkJob::bytes(const StateStream::Types& types) const {
-  const std::size_t states = types.in_place ? 0 : streams.size() * state_bytes();
-  return states + leased_gradients(*this, types) * extent_bytes(types) +
+  return (types.in_place ? 0 : state_bytes()) +
+         leased_gradients(*this, types) * extent_bytes(types) +
          static_cast<std::size_t>(chunk.stored_elems) * width_of_copies(*this, types);
 }
 
@@ -85,7 +111,7 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
     return taken;
   };
   if (!types.in_place) {
-    for (const std::size_t stream : streams) state[stream] = next(state_bytes());
+    for (const std::size_t part : travelling) parts[part] = next(form.part_bytes());
   }
   const std::size_t leased = leased_gradients(*this, types);
   for (std::size_t i = 0; i < leased; ++i) gradients.push_back(next(extent_bytes(types)));
@@ -94,20 +120,59 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
   copy_width = width_of_copies(*this, types);
 }
 
-StateStream::PieceState ChunkJob::state_of(const ChunkPiece& piece) const {
-  const auto part = [&](std::size_t stream) {
-    return elements<float>(state[stream])
-        .subspan(static_cast<std::size_t>(piece.at), static_cast<std::size_t>(piece.elems));
-  };
-  return {part(0), part(1), part(kMaster)};
-}
-
 std::span<std::byte> ChunkJob::weight_of(const ChunkPiece& piece, DType dtype) const {
   const auto first = static_cast<std::size_t>(piece.at);
   const std::size_t bytes = static_cast<std::size_t>(piece.elems) * size_bytes(dtype);
-  const bool is_master = copy_width < size_bytes(dtype);
-  return is_master ? state[kMaster].subspan(first * sizeof(float), bytes)
-                   : copy.subspan(first * copy_width, bytes);
+  const bool is_held = copy_width < size_bytes(dtype);
+  return is_held ? form.weight(parts, piece) : copy.subspan(first * copy_width, bytes);
+}
+
+void ChunkJob::visit(const StateStream::Visit& act, const StateStream::Types& types,
+                     std::int64_t step) {
+  for (const ChunkPiece& piece : chunk.pieces) {
+    if (form.is_plain()) {
+      act(piece, form.in_place(parts, piece));
+      continue;
+    }
+    const auto elems = static_cast<std::size_t>(piece.elems);
+    std::vector<float> m(elems), v(elems), master(elems);
+    const StateForm::PieceState state{m, v, master};
+    const auto each_tile = [&](const auto& pass) {
+      for (std::size_t at = 0; at < elems; at += StateForm::kTileElems) {
+        const std::size_t count = std::min(StateForm::kTileElems, elems - at);
+        pass(at, {state[0].subspan(at, count), state[1].subspan(at, count),
+                  state[2].subspan(at, count)});
+      }
+    };
+    each_tile([&](std::size_t at, const StateForm::PieceState& tile) {
+      form.load(parts, piece, at, tile);
+    });
+    act(piece, state);
+    if (step < 0) continue;
+    each_tile([&](std::size_t at, const StateForm::PieceState& tile) {
+      form.store(parts, piece, at, tile, key_of(piece, types, step));
+    });
+  }
+}
+
+// For a form that is not plain: in tiles that stay in the cache.
+template <typename G, typename Weight>
+void ChunkJob::adam_rounded(const ChunkPiece& piece, const PieceUpdate& with, std::size_t first,
+                            std::span<const G> g, std::span<Weight> copied,
+                            const StateStream::Types& types) {
+  Scratch scratch;
+  const bool copies = !form.holds(dtype_of<Weight>);
+  for (std::size_t at = 0; at < g.size(); at += Scratch::kElems) {
+    const std::size_t elems = std::min(Scratch::kElems, g.size() - at);
+    const StateForm::PieceState tile = scratch.first(elems);
+    form.load(parts, piece, first + at, tile);
+    if (copies) {
+      adam_tile(g.subspan(at, elems), with, tile, copied.subspan(first + at, elems));
+    } else {
+      adam_tile(g.subspan(at, elems), with, tile, std::span<float>());
+    }
+    form.store(parts, piece, first + at, tile, key_of(piece, types, with.hyper.step));
+  }
 }
 
 void ChunkJob::adam(const StateStream::Types& types) {
@@ -116,16 +181,21 @@ void ChunkJob::adam(const StateStream::Types& types) {
     const PieceUpdate& with = update.pieces[p];
     if (!with.has_gradient) continue;
     const DType weight = types.weights[static_cast<std::size_t>(piece.tensor)];
+    const std::span<std::byte> to = weight_of(piece, weight);
     with_type(types.gradient, [&](auto g) {
       with_type(weight, [&](auto w) {
-        const auto copied = elements<decltype(w)>(weight_of(piece, weight));
-        adam_piece(gradients_of<decltype(g)>(piece), with, state_of(piece), copied);
-        if constexpr (std::is_same_v<decltype(w), float>) {
-          const std::span<float> master = state_of(piece)[kMaster];
-          if (copied.data() != master.data()) std::ranges::copy(master, copied.begin());
-        }
+        const auto copied = elements<decltype(w)>(to);
+        for_each_tile(gradients_of<decltype(g)>(piece), [&](std::size_t first, auto tile) {
+          if (!form.is_plain()) return adam_rounded(piece, with, first, tile, copied, types);
+          const auto part = [&](auto whole) { return whole.subspan(first, tile.size()); };
+          const StateForm::PieceState state = form.in_place(parts, piece);
+          adam_tile(tile, with, {part(state[0]), part(state[1]), part(state[2])}, part(copied));
+        });
       });
     });
+    if (!form.holds(weight)) continue;
+    const std::span<std::byte> held = form.weight(parts, piece);
+    if (to.data() != held.data()) std::ranges::copy(held, to.begin());
   }
 }
 
@@ -133,8 +203,8 @@ void ChunkJob::scan_sums(const StateStream::Types& types, std::span<ScanResult> 
   for (std::size_t p = 0; p < results.size(); ++p) {
     results[p] = {};
     with_type(types.gradient, [&](auto g) {
-      const auto parts = gradients_of<decltype(g)>(chunk.pieces[p]);
-      for_each_sum_tile(parts, [&](std::size_t, std::span<const float> sum) {
+      const auto extents = gradients_of<decltype(g)>(chunk.pieces[p]);
+      for_each_sum_tile(extents, [&](std::size_t, std::span<const float> sum) {
         results[p] = merge(results[p], cpu::overflow_scan(sum));
       });
     });
@@ -145,9 +215,9 @@ void ChunkJob::round_weights(const StateStream::Types& types) {
   for (std::size_t p = 0; p < chunk.pieces.size(); ++p) {
     const ChunkPiece& piece = chunk.pieces[p];
     const DType weight = types.weights[static_cast<std::size_t>(piece.tensor)];
-    if (!update.pieces[p].has_gradient || weight == DType::kF32) continue;
+    if (!update.pieces[p].has_gradient || form.holds(weight)) continue;
     with_type(weight, [&](auto w) {
-      std::ranges::transform(elements<float>(weight_of(piece, DType::kF32)),
+      std::ranges::transform(form.masters(parts, piece),
                              elements<decltype(w)>(weight_of(piece, weight)).begin(),
                              [](float value) { return from_float<decltype(w)>(value); });
     });

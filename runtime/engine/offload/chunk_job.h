@@ -1,6 +1,6 @@
 // One chunk on its way through the lanes: its memory, cut into streams, and AdamW over it.
 //
-//   exp_avg, exp_avg_sq, master     f32, where the chunk's states travel
+//   parts                           states, where they travel (state_form.h)
 //   gradients                       one for each extent, or filled in another way
 //   copy                            weights in the model's type, if it is not f32, or for a card
 //
@@ -10,26 +10,26 @@
 // Thread safety: one hop at a time works on a job.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "kernels/base/elements.h"
+#include "runtime/engine/offload/state_form.h"
 #include "runtime/engine/offload/state_stream.h"
 
 namespace sluiceway {
 
 struct ChunkJob {
-  static constexpr std::size_t kMaster = 2;  // Index among the states.
-
-  // `states`: indices of the states that travel.
-  ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with, std::vector<std::size_t> states);
+  // `states`: those that travel.
+  ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with, StateSet states,
+           const StateStream::Types& types);
 
   std::size_t bytes(const StateStream::Types& types) const;         // Size of its lease.
   std::size_t extent_bytes(const StateStream::Types& types) const;  // Size of one gradient.
-  std::size_t state_bytes() const;                                  // Size of one state.
+  std::size_t state_bytes() const { return travelling.size() * form.part_bytes(); }
   std::size_t gradient_count() const noexcept {
     return regions + (update.gathered.empty() ? 0 : 1);
   }
@@ -38,20 +38,23 @@ struct ChunkJob {
   // Scans the sum of the gradients, into one result per piece.
   void scan_sums(const StateStream::Types& types, std::span<ScanResult> results) const;
 
-  StateStream::PieceState state_of(const ChunkPiece& piece) const;
   // Returns the memory of a piece's weight in the type that the model computes with.
   std::span<std::byte> weight_of(const ChunkPiece& piece, DType dtype) const;
 
   template <typename G>
   std::vector<std::span<const G>> gradients_of(const ChunkPiece& piece) const {
-    std::vector<std::span<const G>> parts;
+    std::vector<std::span<const G>> views;
     for (const std::span<std::byte> gradient : gradients) {
-      parts.push_back(
+      views.push_back(
           elements<G>(std::span<const std::byte>(gradient))
               .subspan(static_cast<std::size_t>(piece.at), static_cast<std::size_t>(piece.elems)));
     }
-    return parts;
+    return views;
   }
+
+  // Passes every piece's states to `act`, as f32. `step`: if not negative, stores what `act` leaves
+  // there, rounded by the noise of that step.
+  void visit(const StateStream::Visit& act, const StateStream::Types& types, std::int64_t step);
 
   // ---- For the pieces that have a gradient ----
   void adam(const StateStream::Types& types);
@@ -59,15 +62,21 @@ struct ChunkJob {
   void hand_on(const ChunkUpdate::Emit& take, const StateStream::Types& types,
                StreamRef stream) const;
 
+  template <typename G, typename Weight>
+  void adam_rounded(const ChunkPiece& piece, const PieceUpdate& with, std::size_t first,
+                    std::span<const G> g, std::span<Weight> copied,
+                    const StateStream::Types& types);
+
   int index;
   const PlannedChunk& chunk;
   ChunkUpdate update;
-  std::vector<std::size_t> streams;
-  bool filled;                       // `update.fill` writes the gradient.
-  std::size_t regions;               // Gradients, without a gathered one.
-  Version version = Version::kLive;  // kStaged: written last, staged or committed.
+  StateForm form;
+  std::vector<std::size_t> travelling;  // Parts of the states.
+  bool filled;                          // `update.fill` writes the gradient.
+  std::size_t regions;                  // Gradients, without a gathered one.
+  Version version = Version::kLive;     // kStaged: written last, staged or committed.
   std::optional<PinnedPool::Lease> lease;
-  std::array<std::span<std::byte>, kStateStreams> state;
+  StateForm::Parts parts;
   std::vector<std::span<std::byte>> gradients;
   std::span<std::byte> copy;
   std::size_t copy_width = 0;  // Bytes of an element of `copy`.

@@ -50,6 +50,13 @@ std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradi
   return dtypes;
 }
 
+std::vector<std::uint64_t> names_of(const std::vector<TensorSpec>& tensors) {
+  std::vector<std::uint64_t> names;
+  names.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) names.push_back(stable_hash(tensor.name));
+  return names;
+}
+
 }  // namespace
 
 OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> tensors)
@@ -57,6 +64,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       weight_dtypes_(dtypes_of(tensors_, options_.gradient)),
+      names_(names_of(tensors_)),
       plan_(elems_of(tensors_), options_.chunk_elems),
       groups_(plan_, static_cast<int>(tensors_.size())),
       lanes_(options_.lanes,
@@ -98,18 +106,24 @@ OffloadEngine::~OffloadEngine() {
 bool OffloadEngine::in_place() const noexcept { return slots_of(options_) == 1; }
 
 StateStream::Types OffloadEngine::types() const noexcept {
-  return {options_.gradient, weight_dtypes_, in_place(), may_feed(options_.cores, options_.policy),
-          !lanes_.device().is_host()};
+  return {options_.gradient,
+          weight_dtypes_,
+          in_place(),
+          may_feed(options_.cores, options_.policy),
+          !lanes_.device().is_host(),
+          options_.state_codec,
+          options_.seed,
+          names_};
 }
 
 std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
   const int promised = std::max(1, options_.gate.promised_backwards);
   const auto extents = static_cast<std::uint32_t>(promised);
   // An existing store may be larger; a new one is rejected before it is made.
-  const Contents contents = state_contents(plan_, options_.gradient, slots_of(options_), extents);
+  const Contents contents = state_contents(plan_, types(), slots_of(options_), extents);
   room_.hold(new_layout(contents, {1}));
-  OpenedStore opened = open_state_store(lanes_.budget(), options_.store, tensors_, plan_,
-                                        options_.gradient, contents, ring_.slab());
+  OpenedStore opened = open_state_store(lanes_.budget(), options_.store, tensors_, plan_, types(),
+                                        contents, ring_.slab());
   room_.hold(opened.store->layout());
   is_new_ = opened.is_new;
   return std::move(opened.store);

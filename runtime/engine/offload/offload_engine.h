@@ -64,7 +64,9 @@ struct OffloadOptions {
   StepGate::Options gate;
   StoreOptions store;
   DType gradient = DType::kBF16;  // Type in extents, and on the link unless compressed.
-  CoreOptions cores;              // For tensors whose gradient crosses compressed.
+  StateCodec state_codec = StateCodec::kFp32;
+  std::uint64_t seed = 0;  // Of the noise that rounds states.
+  CoreOptions cores;       // For tensors whose gradient crosses compressed.
   std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   std::uint64_t gradient_room = std::uint64_t{256} << 20;  // Bytes that may wait on the device.
   UpdatePolicy policy = UpdatePolicy::kSpill;
@@ -190,6 +192,7 @@ class OffloadEngine final : public GatedEngine {
   OffloadOptions options_;
   std::vector<TensorSpec> tensors_;
   std::vector<DType> weight_dtypes_;
+  std::vector<std::uint64_t> names_;  // Keys of noise, one per tensor.
   ChunkPlan plan_;
   ChunkGroups groups_;
   EngineLanes lanes_;

@@ -39,10 +39,10 @@ std::size_t offload_ring_bytes(const ChunkPlan& plan, StateStream::Types types, 
   return static_cast<std::size_t>(std::min<std::uint64_t>(most, room));
 }
 
-Contents state_contents(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
+Contents state_contents(const ChunkPlan& plan, const StateStream::Types& types, std::uint32_t slots,
                         std::uint32_t micro_batches) {
   Contents contents;
-  contents.regions = StateStream::regions(plan, gradient, slots, micro_batches);
+  contents.regions = StateStream::regions(plan, types, slots, micro_batches);
   if (slots == 1) contents.spares_per_drive = 0;  // Memory does not fail chunk by chunk.
   return contents;
 }
@@ -50,7 +50,7 @@ Contents state_contents(const ChunkPlan& plan, DType gradient, std::uint32_t slo
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
                                    const FootprintRequest& request) {
   const auto& [gradient, chunk_elems, micro_batches, slots, pinned_limit, cores, policy, park_room,
-               device] = request;
+               device, codec] = request;
   std::vector<std::int64_t> elems;
   std::vector<DType> dtypes;
   for (const TensorSpec& tensor : tensors) {
@@ -60,25 +60,27 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
   const ChunkPlan plan(elems, chunk_elems);
   const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy, device);
   const std::uint64_t landing = compressed.landing_bytes + GradientExit::pinned_bytes(device);
+  const StateStream::Types types{gradient,          dtypes, slots == 1, may_feed(cores, policy),
+                                 !device.is_host(), codec};
   const Layout layout = new_layout(
-      state_contents(plan, gradient, slots, static_cast<std::uint32_t>(micro_batches)), {1});
+      state_contents(plan, types, slots, static_cast<std::uint32_t>(micro_batches)), {1});
   const bool early = policy == UpdatePolicy::kSpeculative;
   const WeightPark::Fit parked = WeightPark::fit(plan, dtypes, early ? park_room : 0);
-  std::int64_t reread = 0;
+  std::uint64_t states = 0, reread = 0;
+  for (const PlannedChunk& chunk : plan.chunks()) states += StateForm(codec, chunk, dtypes).bytes();
   for (std::size_t c = parked.chunks; early && c < plan.chunks().size(); ++c) {
     const int tensor = plan.chunks()[c].pieces.front().tensor;
     const bool is_whole_once = micro_batches == 1;
     if (is_whole_once || crosses_as_core(tensors[static_cast<std::size_t>(tensor)], tensor, plan)) {
-      reread += plan.chunks()[c].stored_elems;
+      reread += StateForm(codec, plan.chunks()[c], dtypes).part_bytes();
     }
   }
-  const std::size_t ring = offload_ring_bytes(
-      plan, {gradient, dtypes, slots == 1, may_feed(cores, policy), !device.is_host()},
-      micro_batches, pinned_limit, landing);
+  const std::size_t ring = offload_ring_bytes(plan, types, micro_batches, pinned_limit, landing);
   return {ring + GradientSpill::shared_bytes(plan, gradient) + landing,
           layout.drives.front().bytes,
           ChunkStore::table_bytes(layout),
           plan.stored_elems(),
+          states,
           compressed,
           parked.bytes,
           reread,

@@ -31,17 +31,18 @@ constexpr std::uint32_t state_slots(UpdatePolicy policy, bool in_memory) noexcep
 }
 
 // Returns the contents of a new store, without a catalogue.
-Contents state_contents(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
+Contents state_contents(const ChunkPlan& plan, const StateStream::Types& types, std::uint32_t slots,
                         std::uint32_t micro_batches);
 
 struct OffloadFootprint {
   std::uint64_t pinned_bytes = 0;  // Ring, gradients of small tensors, arriving cores.
   std::uint64_t store_bytes = 0;   // On the drive, or in host memory in its place.
   std::uint64_t table_bytes = 0;   // Host memory for the tables of the store.
-  std::int64_t stored_elems = 0;   // Per stream: elements that a step reads and writes.
+  std::int64_t stored_elems = 0;   // Elements of one micro-batch's extents.
+  std::uint64_t state_bytes = 0;   // A step reads and writes them.
   CoreFootprint cores;
   std::uint64_t parked_bytes = 0;  // Host memory for weights that wait for a step's decision.
-  std::int64_t reread_elems = 0;   // Masters read after the step for lack of such memory.
+  std::uint64_t reread_bytes = 0;  // Masters read after the step for lack of such memory.
   std::uint64_t exit_bytes = 0;    // Device: for rounding, scanning and crossing of gradients.
 };
 
@@ -56,6 +57,7 @@ struct FootprintRequest {
   UpdatePolicy policy = UpdatePolicy::kSpill;
   std::uint64_t park_room = 0;         // Limit for parked weights.
   DeviceId device = DeviceId::host();  // Any CUDA device number stands for all.
+  StateCodec codec = StateCodec::kFp32;
 };
 
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,

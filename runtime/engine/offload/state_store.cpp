@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "runtime/engine/offload/offload_footprint.h"
-#include "runtime/engine/offload/state_stream.h"
 #include "runtime/store/store_catalogue.h"
 
 namespace sluiceway {
@@ -14,16 +13,20 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json catalogue_of(std::span<const TensorSpec> tensors, const ChunkPlan& plan, DType gradient) {
+Json catalogue_of(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
+                  const StateStream::Types& types) {
   Json rows = Json::array();
   for (const TensorSpec& tensor : tensors) {
     rows.push_back({tensor.name, tensor.shape, to_string(tensor.dtype)});
   }
-  return {{"format", 1},
-          {"engine", "offload"},
-          {"chunk_elems", plan.chunk_elems()},
-          {"gradient", to_string(gradient)},
-          {"tensors", std::move(rows)}};
+  Json catalogue{{"format", 1},
+                 {"engine", "offload"},
+                 {"chunk_elems", plan.chunk_elems()},
+                 {"gradient", to_string(types.gradient)}};
+  // Left out for f32, as by versions that had no other.
+  if (types.codec != StateCodec::kFp32) catalogue["state_codec"] = to_string(types.codec);
+  catalogue["tensors"] = std::move(rows);
+  return catalogue;
 }
 
 }  // namespace
@@ -34,8 +37,9 @@ std::int64_t TensorSpec::elems() const noexcept {
 
 OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
                              std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             DType gradient, Contents contents, std::span<std::byte> memory) {
-  const Json catalogue = catalogue_of(tensors, plan, gradient);
+                             const StateStream::Types& types, Contents contents,
+                             std::span<std::byte> memory) {
+  const Json catalogue = catalogue_of(tensors, plan, types);
   contents.catalogue = catalogue_bytes(catalogue);
   OpenedStore opened;
   opened.store = open_or_create(budget, options, contents, memory);

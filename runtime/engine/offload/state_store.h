@@ -1,10 +1,12 @@
 // The chunk store of a model: makes one for its tensors, or opens one and compares it with them.
 //
-// The catalogue says whose states the store holds (store_catalogue.h): elements per chunk, and
-// name, shape and dtype of every tensor in the order of the engine.
+// The catalogue says whose states the store holds (store_catalogue.h): elements per chunk, the
+// codec of the states unless they are f32, and name, shape and dtype of every tensor in the order
+// of the engine.
 //
-// Errors: InvalidArgument: the store holds other tensors, chunks or gradients; the text names the
-//         first difference. Also the errors of open_or_create().
+// Errors: InvalidArgument: the store holds other tensors, chunks, codec or gradients; the text
+// names
+//         the first difference. Also the errors of open_or_create().
 #pragma once
 
 #include <cstdint>
@@ -15,6 +17,7 @@
 
 #include "kernels/base/dtype.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/state_stream.h"
 #include "runtime/store/chunk_store.h"
 #include "runtime/store/store_options.h"
 
@@ -41,6 +44,7 @@ struct OpenedStore {
 // (state_contents()), to which this adds the catalogue.
 OpenedStore open_state_store(Budget& budget, const StoreOptions& options,
                              std::span<const TensorSpec> tensors, const ChunkPlan& plan,
-                             DType gradient, Contents contents, std::span<std::byte> memory);
+                             const StateStream::Types& types, Contents contents,
+                             std::span<std::byte> memory);
 
 }  // namespace sluiceway

@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::chrono::hours kWaitLimit{24};  // For room in the ring; the executor has its own.
 
-const std::vector<std::size_t> kAllStates{0, 1, ChunkJob::kMaster};
+// Steps of the noise that rounds states: none is stored, or they come from outside of a step.
+constexpr std::int64_t kReads = -1, kOutsideOfSteps = 0;
 
 ChunkUpdate of_extents(int count) {
   ChunkUpdate update;
@@ -48,23 +49,33 @@ void wait_for(const Start& start) {
 
 }  // namespace
 
-std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, DType gradient,
+std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, const Types& types,
                                              std::uint32_t slots, std::uint32_t micro_batches) {
+  std::uint64_t all = 0, widest = 0;
+  for (const PlannedChunk& chunk : plan.chunks()) {
+    const StateForm form(types.codec, chunk, types.weights);
+    all += form.bytes();
+    widest = std::max<std::uint64_t>(widest, form.part_bytes());
+  }
+  const std::size_t width = size_bytes(types.gradient);
   if (slots == 1) {
     const auto elems = static_cast<std::uint64_t>(plan.stored_elems());
-    return {{RegionKind::kState, kStateStreams * elems * sizeof(float), 1, slots},
-            {RegionKind::kGradient, elems * size_bytes(gradient), 1, micro_batches}};
+    return {{RegionKind::kState, all, 1, slots},
+            {RegionKind::kGradient, elems * width, 1, micro_batches}};
   }
   const std::uint64_t chunks = plan.chunks().size();
   const auto elems = static_cast<std::uint64_t>(plan.chunk_elems());
-  return {{RegionKind::kState, elems * sizeof(float), kStateStreams * chunks, slots},
-          {RegionKind::kGradient, elems * size_bytes(gradient), chunks, micro_batches}};
+  const std::size_t parts = StateForm::parts(types.codec);
+  // With one chunk or none of full size, f32 states have room for a full one.
+  if (types.codec == StateCodec::kFp32) widest = elems * sizeof(float);
+  return {{RegionKind::kState, widest, parts * chunks, slots},
+          {RegionKind::kGradient, elems * width, chunks, micro_batches}};
 }
 
 std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int extents) {
   std::size_t most = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
-    const ChunkJob job(0, chunk, of_extents(extents), kAllStates);
+    const ChunkJob job(0, chunk, of_extents(extents), StateSet::kAll, types);
     const std::size_t leaving = job.extent_bytes(types);  // The gradient, on its way to an extent.
     const std::size_t filled = types.in_place && types.feeds ? leaving : 0;
     most = std::max({most, job.bytes(types) + filled, leaving});
@@ -77,11 +88,16 @@ StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& p
     : store_(store), ring_(ring), plan_(plan), lanes_(lanes), types_(types) {
   SLUICEWAY_CHECK(!types.in_place || !store.memory({kStateRegion, 0}, 0).empty(),
                   "StateStream: in place needs a store in host memory");
-  std::size_t first = 0;
+  std::size_t first = 0, first_state = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
     first_.push_back(first);
+    first_state_.push_back(first_state);
     first += static_cast<std::size_t>(chunk.stored_elems);
+    first_state += StateForm(types.codec, chunk, types.weights).bytes();
   }
+  SLUICEWAY_CHECK(types.codec == StateCodec::kFp32 || types.names.size() == types.weights.size(),
+                  "StateStream: ", types.names.size(), " names, expected ", types.weights.size(),
+                  ", one per tensor");
   SLUICEWAY_CHECK(ring.slab_bytes() >= ring_bytes(plan, types, 1), "StateStream: the ring has ",
                   format_bytes(ring.slab_bytes()), ", expected at least ",
                   format_bytes(ring_bytes(plan, types, 1)), " for one chunk; raise budget.pinned");
@@ -89,7 +105,8 @@ StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& p
 
 void StateStream::check_ring(int chunk, int extents) const {
   const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
-  const std::size_t bytes = ChunkJob(chunk, planned, of_extents(extents), kAllStates).bytes(types_);
+  const std::size_t bytes =
+      ChunkJob(chunk, planned, of_extents(extents), StateSet::kAll, types_).bytes(types_);
   if (bytes <= ring_.slab_bytes()) return;
   throw OutOfMemory(concat(
       "offload: a chunk with the gradients of ", extents, " backwards takes ", format_bytes(bytes),
@@ -97,20 +114,19 @@ void StateStream::check_ring(int chunk, int extents) const {
       "; set accumulate= to the number of backwards, raise budget.pinned, or use smaller chunks"));
 }
 
-StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update,
-                                          std::vector<std::size_t> states) {
+StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update, StateSet states) {
   const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
-  auto job = std::make_shared<ChunkJob>(chunk, planned, std::move(update), std::move(states));
+  auto job = std::make_shared<ChunkJob>(chunk, planned, std::move(update), states, types_);
   if (!types_.in_place) return job;
-  for (const std::size_t stream : job->streams) job->state[stream] = state_memory(*job, stream);
+  for (const std::size_t part : job->travelling) job->parts[part] = state_memory(*job, part);
   for (int i = 0; i < job->update.extents; ++i) job->gradients.push_back(extent_memory(chunk, i));
   return job;
 }
 
-std::span<std::byte> StateStream::state_memory(const ChunkJob& job, std::size_t stream) {
-  const auto all = static_cast<std::size_t>(plan_.stored_elems());
-  const std::size_t first = stream * all + first_.at(static_cast<std::size_t>(job.index));
-  return store_.memory({kStateRegion, 0}, 0).subspan(first * sizeof(float), job.state_bytes());
+std::span<std::byte> StateStream::state_memory(const ChunkJob& job, std::size_t part) {
+  const std::size_t bytes = job.form.part_bytes();
+  const std::size_t first = first_state_.at(static_cast<std::size_t>(job.index)) + part * bytes;
+  return store_.memory({kStateRegion, 0}, 0).subspan(first, bytes);
 }
 
 std::span<std::byte> StateStream::extent_memory(int chunk, int slot) {
@@ -131,6 +147,10 @@ void StateStream::write_extent(int chunk, int slot, std::span<const std::byte> f
                       static_cast<std::uint64_t>(slot), from, std::move(done));
 }
 
+ChunkId StateStream::state_chunk(std::uint64_t chunk, std::size_t part) const noexcept {
+  return {kStateRegion, StateForm::parts(types_.codec) * chunk + part};
+}
+
 void StateStream::take_room(ChunkJob& job) {
   const std::size_t bytes = job.bytes(types_);
   if (bytes == 0) return;
@@ -138,10 +158,6 @@ void StateStream::take_room(ChunkJob& job) {
 }
 
 // ---- In the calling thread ----------------------------------------------------------------------
-
-void StateStream::visit(const ChunkJob& job, const Visit& act) {
-  for (const ChunkPiece& piece : job.chunk.pieces) act(piece, job.state_of(piece));
-}
 
 void StateStream::store_now(const JobPtr& job) {
   if (types_.in_place) return;
@@ -151,41 +167,42 @@ void StateStream::store_now(const JobPtr& job) {
 void StateStream::write_initial(
     const std::function<void(const ChunkPiece&, std::span<float>)>& fill) {
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    const auto job = make_job(static_cast<int>(c), of_extents(0), kAllStates);
+    const auto job = make_job(static_cast<int>(c), of_extents(0), StateSet::kAll);
     if (!types_.in_place) take_room(*job);
-    for (const auto& stream : job->state) std::ranges::fill(stream, std::byte{0});
-    visit(*job, [&](const ChunkPiece& piece, const PieceState& state) {
-      fill(piece, state[ChunkJob::kMaster]);
-    });
+    for (const auto& part : job->parts) std::ranges::fill(part, std::byte{0});
+    const auto masters = [&](const ChunkPiece& piece, const PieceState& state) {
+      fill(piece, state[StateForm::kMaster]);
+    };
+    job->visit(masters, types_, kOutsideOfSteps);
     store_now(job);
   }
 }
 
 StateStream::JobPtr StateStream::loaded(int chunk, Version version) {
-  auto job = make_job(chunk, of_extents(0), kAllStates);
+  auto job = make_job(chunk, of_extents(0), StateSet::kAll);
   job->version = version;
   if (!types_.in_place) wait_for([&](HopDone done) { fetch(job, std::move(done)); });
   return job;
 }
 
 void StateStream::read(int chunk, Version version, const Visit& visitor) {
-  visit(*loaded(chunk, version), visitor);
+  loaded(chunk, version)->visit(visitor, types_, kReads);
 }
 
 void StateStream::rewrite(int chunk, const Visit& change) {
   const auto job = loaded(chunk, Version::kStaged);
-  visit(*job, change);
+  job->visit(change, types_, kOutsideOfSteps);
   store_now(job);
 }
 
 // ---- Payloads -----------------------------------------------------------------------------------
 
 Payload StateStream::update(int chunk, ChunkUpdate update) {
-  return work_on(make_job(chunk, std::move(update), kAllStates));
+  return work_on(make_job(chunk, std::move(update), StateSet::kAll));
 }
 
 Payload StateStream::stage(int chunk, Departure departure, ChunkUpdate update) {
-  const JobPtr job = make_job(chunk, std::move(update), kAllStates);
+  const JobPtr job = make_job(chunk, std::move(update), StateSet::kAll);
   if (departure.leave) job->regions = 1;
   Payload payload = work_on(job);
   payload.hops.insert(payload.hops.begin(),
@@ -205,7 +222,7 @@ Payload StateStream::work_on(const JobPtr& job) {
                   "StateStream: chunk ", job->index, " got ", job->update.pieces.size(),
                   " pieces and ", gradients, " gradients, expected ", job->chunk.pieces.size(),
                   " and 1 or more");
-  const std::size_t states = kStateStreams * job->state_bytes();
+  const std::size_t states = job->state_bytes();
   const std::size_t extent = job->extent_bytes(types_);
   Payload payload;
   payload.name = concat("chunk ", job->index);
@@ -232,7 +249,7 @@ Payload StateStream::work_on(const JobPtr& job) {
 
 Payload StateStream::emit_staged(int chunk, ChunkUpdate update) {
   update.extents = 0;
-  const JobPtr job = make_job(chunk, std::move(update), {ChunkJob::kMaster});
+  const JobPtr job = make_job(chunk, std::move(update), StateSet::kMasters);
   job->version = Version::kStaged;
   Payload payload;
   payload.name = concat("weights of chunk ", chunk);
@@ -262,7 +279,7 @@ Hop StateStream::emit(const JobPtr& job) const {
 }
 
 Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> results) {
-  const JobPtr job = make_job(chunk, of_extents(extents), {});
+  const JobPtr job = make_job(chunk, of_extents(extents), StateSet::kNone);
   SLUICEWAY_CHECK(results.size() == job->chunk.pieces.size() && extents > 0, "StateStream: chunk ",
                   chunk, " got ", results.size(), " results and ", extents, " extents, expected ",
                   job->chunk.pieces.size(), " and 1 or more");
@@ -278,15 +295,15 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
 void StateStream::fetch(const JobPtr& job, HopDone done) {
   if (!job->lease) take_room(*job);
   const auto extents = static_cast<std::size_t>(job->update.extents);
-  const auto all =
-      std::make_shared<Countdown>(static_cast<int>(job->streams.size() + extents), std::move(done));
+  const auto all = std::make_shared<Countdown>(static_cast<int>(job->travelling.size() + extents),
+                                               std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
-  for (const std::size_t stream : job->streams) {
+  for (const std::size_t part : job->travelling) {
     begin(all, job, [&](ChunkStore::Done ended) {
-      const ChunkId id{kStateRegion, kStateStreams * chunk + stream};
+      const ChunkId id = state_chunk(chunk, part);
       const bool staged =
           job->version == Version::kStaged && store_.written_bytes(id, Version::kStaged) > 0;
-      store_.read(id, staged ? Version::kStaged : Version::kLive, job->state[stream],
+      store_.read(id, staged ? Version::kStaged : Version::kLive, job->parts[part],
                   std::move(ended));
     });
   }
@@ -299,11 +316,12 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
 
 void StateStream::store(const JobPtr& job, HopDone done) {
   const int spilled = job->update.spills ? 1 : 0;
-  const auto all = std::make_shared<Countdown>(kStateStreams + spilled, std::move(done));
+  const auto all = std::make_shared<Countdown>(static_cast<int>(job->travelling.size()) + spilled,
+                                               std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
-  for (std::uint64_t i = 0; i < kStateStreams; ++i) {
+  for (const std::size_t part : job->travelling) {
     begin(all, job, [&](ChunkStore::Done ended) {
-      store_.write({kStateRegion, kStateStreams * chunk + i}, job->state[i], std::move(ended));
+      store_.write(state_chunk(chunk, part), job->parts[part], std::move(ended));
     });
   }
   if (spilled == 0) return;

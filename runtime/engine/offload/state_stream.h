@@ -25,12 +25,13 @@
 //   master         3 c + 2                       4
 //   gradient       c, of the gradient region     2 or 4, each extent
 //
+// With a codec that rounds states, all three are chunk c of the state region (state_form.h).
+//
 // Lifetime:      store, ring and plan outlive the payloads.
 // Thread safety: calls from one thread; payloads run in the lanes.
 // Errors:        a hop ends with the error of its request: Corrupt, IoError.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -42,6 +43,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/overflow_scan.h"
 #include "runtime/engine/offload/chunk_plan.h"
+#include "runtime/engine/offload/state_form.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/schedule/hop.h"
 #include "runtime/store/chunk_store.h"
@@ -50,8 +52,6 @@
 namespace sluiceway {
 
 struct ChunkJob;
-
-inline constexpr int kStateStreams = 3;
 
 struct PieceUpdate {
   AdamHyper hyper;
@@ -87,12 +87,14 @@ class StateStream {
     bool in_place = false;
     bool feeds = false;    // Updates may get their gradient from `fill`.
     bool on_card = false;  // The weights go to a CUDA device.
+    StateCodec codec = StateCodec::kFp32;
+    std::uint64_t seed = 0;                     // Of the noise that rounds states,
+    std::span<const std::uint64_t> names = {};  // with one key per tensor; kFp32 has none.
 
     // Only the ring is page-locked, so that a copy to a card runs beside other work.
     bool copies_masters() const noexcept { return in_place && on_card; }
   };
-  // exp_avg, exp_avg_sq and master of a piece.
-  using PieceState = std::array<std::span<float>, kStateStreams>;
+  using PieceState = StateForm::PieceState;
   using Visit = std::function<void(const ChunkPiece&, const PieceState&)>;
   // Moves a gradient off the device into the memory of its chunk, and returns when it is there.
   // Runs in a lane before fetch that has a host thread.
@@ -105,8 +107,8 @@ class StateStream {
 
   // Returns the regions of a store for a plan: state, with `slots`, and extents of `micro_batches`.
   // One slot: for a store in host memory that is changed in place; each region is one chunk.
-  static std::vector<RegionSpec> regions(const ChunkPlan& plan, DType gradient, std::uint32_t slots,
-                                         std::uint32_t micro_batches);
+  static std::vector<RegionSpec> regions(const ChunkPlan& plan, const Types& types,
+                                         std::uint32_t slots, std::uint32_t micro_batches);
   static constexpr std::uint32_t kStateRegion = 0, kGradientRegion = 1;
 
   StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes, Types types);
@@ -142,26 +144,27 @@ class StateStream {
   using JobPtr = std::shared_ptr<ChunkJob>;
 
   // In the calling thread: the store may grow while payloads of another step are in the lanes.
-  JobPtr make_job(int chunk, ChunkUpdate update, std::vector<std::size_t> states);
+  JobPtr make_job(int chunk, ChunkUpdate update, StateSet states);
   Payload work_on(const JobPtr& job);
   Hop fetch_hop(const JobPtr& job, std::uint64_t bytes);
   Hop emit(const JobPtr& job) const;
   // Memory of a chunk of a run that is changed in place.
-  std::span<std::byte> state_memory(const ChunkJob& job, std::size_t stream);
+  std::span<std::byte> state_memory(const ChunkJob& job, std::size_t part);
   std::span<std::byte> extent_memory(int chunk, int slot);
+  ChunkId state_chunk(std::uint64_t chunk, std::size_t part) const noexcept;
   void take_room(ChunkJob& job);
   void fetch(const JobPtr& job, HopDone done);
   void store(const JobPtr& job, HopDone done);
   void store_now(const JobPtr& job);
   JobPtr loaded(int chunk, Version version);
-  static void visit(const ChunkJob& job, const Visit& act);
 
   ChunkStore& store_;
   PinnedPool& ring_;
   const ChunkPlan& plan_;
   Lanes lanes_;
   Types types_;
-  std::vector<std::size_t> first_;  // By chunk: elements of all earlier ones.
+  std::vector<std::size_t> first_;        // By chunk: elements of all earlier ones,
+  std::vector<std::size_t> first_state_;  // and the bytes of their states.
 };
 
 }  // namespace sluiceway

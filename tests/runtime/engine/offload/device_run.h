@@ -48,6 +48,7 @@ struct RunCase {
   int side_streams = 0;  // Gradients come in turn on this many streams and that of the model.
 
   int host_threads = 1;
+  StateCodec states = StateCodec::kFp32;
 
   bool compresses() const { return codec != "identity"; }
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
@@ -143,6 +144,7 @@ class DeviceRun {
     request.cores = cores();
     request.policy = case_.policy;
     request.park_room = case_.park_bytes;
+    request.codec = case_.states;
     request.device = model_.device();
     return offload_footprint(tensors(), request);
   }
@@ -197,6 +199,7 @@ class DeviceRun {
     options.gate.promised_backwards = case_.micro_batches;
     if (drive_) options.store.drives = {drive_->str()};
     options.gradient = case_.gradient;
+    options.state_codec = case_.states;
     options.cores = cores();
     options.chunk_elems = ChunkPlan::kStoredAlignment;
     options.policy = case_.policy;

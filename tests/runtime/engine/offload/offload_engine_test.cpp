@@ -35,6 +35,7 @@ struct Case {
   int promised = 0;
   UpdatePolicy policy = UpdatePolicy::kSpill;
   std::uint64_t park_bytes = 0;
+  StateCodec codec = StateCodec::kFp32;
 };
 
 class OffloadEngineTest : public testing::TestWithParam<Case> {
@@ -47,6 +48,7 @@ class OffloadEngineTest : public testing::TestWithParam<Case> {
     made.lanes.order = GetParam().order;
     made.policy = GetParam().policy;
     made.park_bytes = GetParam().park_bytes;
+    made.state_codec = GetParam().codec;
     if (GetParam().slow_link) made.lanes.d2h = made.lanes.h2d = {0.02, 50};
     return made;
   }
@@ -55,7 +57,7 @@ class OffloadEngineTest : public testing::TestWithParam<Case> {
 TEST_P(OffloadEngineTest, EveryStepHasTheBitsOfAdamWInMemory) {
   OffloadEngine engine(options(), kModel);
   OffloadModel model(kModel, 7);
-  OffloadReference reference(model);
+  OffloadReference reference(model, GetParam().codec);
   engine.begin(model.tensors());
   for (std::int64_t step = 1; step <= 5; ++step) {
     const StepOutcome outcome = run_step(engine, model, step, GetParam().batches);
@@ -102,7 +104,8 @@ TEST_P(OffloadEngineTest, FilesGiveTheBitsOfMemoryThroughEveryBackEnd) {
   }
 }
 
-constexpr UpdatePolicy kEarly = UpdatePolicy::kSpeculative;
+constexpr UpdatePolicy kEarly = UpdatePolicy::kSpeculative, kLate = UpdatePolicy::kSpill;
+constexpr StateCodec kBf16 = StateCodec::kBf16, k8Bit = StateCodec::k8Bit;
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, OffloadEngineTest,
@@ -116,7 +119,13 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"SpeculativeNearlyClipped", 1, 1e6, Order::kBarrier, false, 1, kEarly},
                     Case{"SpeculativeClipped", 1, 0.5, Order::kEdf, false, 1, kEarly, 1U << 30U},
                     Case{"SpeculativeThree", 3, 0.25, Order::kEdf, false, 3, kEarly},
-                    Case{"SpeculativeUnpromised", 2, 0, Order::kEdf, false, 0, kEarly}),
+                    Case{"SpeculativeUnpromised", 2, 0, Order::kEdf, false, 0, kEarly},
+                    Case{"Bf16States", 1, 0.5, Order::kEdf, false, 0, kLate, 0, kBf16},
+                    Case{"Bf16StatesSpeculative", 3, 0, Order::kFcfs, false, 3, kEarly, 0, kBf16},
+                    Case{"EightBits", 1, 0, Order::kEdf, true, 0, kLate, 0, k8Bit},
+                    Case{"EightBitsThreeClipped", 3, 0.25, Order::kEdf, false, 0, kLate, 0, k8Bit},
+                    Case{"EightBitsSpeculative", 1, 0, Order::kEdf, false, 1, kEarly, 0, k8Bit},
+                    Case{"EightBitsRedone", 1, 0.5, Order::kEdf, false, 1, kEarly, 30000, k8Bit}),
     [](const auto& tested) { return tested.param.name; });
 
 TEST(OffloadEngineStepTest, TensorsWithoutAGradientStayAsTheyAreWithTheirStepCount) {
@@ -381,6 +390,33 @@ TEST(OffloadEngineStoreTest, StatesThatAreWrittenAreThoseOfTheNextStep) {
   run_step(second, other, 2, 1);
   first.synchronize();
   second.synchronize();
+  EXPECT_EQ(difference(other, model), "");
+}
+
+// Its chunks have masters of 24 bits, and f32 ones where a norm is among the pieces.
+TEST(OffloadEngineStoreTest, RoundedStatesThatAreWrittenAreThoseOfTheNextStep) {
+  OffloadOptions options = small_chunk_options();
+  options.state_codec = StateCodec::k8Bit;
+  OffloadEngine first(options, kModel), second(options, kModel);
+  OffloadModel model(kModel, 23), other(kModel, 24);
+  first.begin(model.tensors());
+  second.begin(other.tensors());
+  for (std::int64_t step = 1; step <= 3; ++step) run_step(first, model, step, 1);
+  for (int t = 0; t < model.size(); ++t) {
+    const auto count = static_cast<std::size_t>(kModel[static_cast<std::size_t>(t)].elems());
+    std::vector<float> m(count), v(count), master(count);
+    first.read_state(t, {m, v, master});
+    second.write_state(t, {m, v, master}, first.tensor_steps(t));
+  }
+  EXPECT_EQ(state_difference(second, first), "");
+  second.set_committed_steps(3);
+  second.commit();
+  second.resume(other.tensors());
+  first.synchronize();
+  EXPECT_EQ(difference(other, model), "");
+  run_step(first, model, 4, 1);
+  run_step(second, other, 4, 1);
+  EXPECT_EQ(state_difference(second, first), "");
   EXPECT_EQ(difference(other, model), "");
 }
 

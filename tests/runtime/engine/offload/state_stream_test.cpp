@@ -129,7 +129,8 @@ class Streamed {
 
   static std::vector<RegionSpec> regions(const std::vector<std::int64_t>& elems, int batches,
                                          std::uint32_t slots = 2) {
-    return StateStream::regions(ChunkPlan(elems, kElems), dtype_of<G>, slots,
+    const std::vector<DType> weights(elems.size(), dtype_of<W>);
+    return StateStream::regions(ChunkPlan(elems, kElems), {dtype_of<G>, weights}, slots,
                                 static_cast<std::uint32_t>(batches));
   }
 
