@@ -65,6 +65,13 @@ void bind_core_options(py::module_& m) {
            doc.c_str());
 }
 
+StateCodec parse_state_codec(const std::string& name) {
+  for (const StateCodec codec : {StateCodec::kFp32, StateCodec::kBf16, StateCodec::k8Bit}) {
+    if (name == to_string(codec)) return codec;
+  }
+  throw InvalidArgument(concat("state_codec: is \"", name, "\", expected fp32, bf16 or 8bit"));
+}
+
 const Keywords<OffloadOptions>& offload_keywords() {
   using O = OffloadOptions;
   using std::string;
@@ -76,6 +83,9 @@ const Keywords<OffloadOptions>& offload_keywords() {
           {"chunk_elems", &O::chunk_elems},
           {"policy", [](O& o, const string& name) { o.policy = parse_policy(name); }},
           {"redo", &O::redo},
+          {"state_codec",
+           [](O& o, const string& name) { o.state_codec = parse_state_codec(name); }},
+          {"seed", &O::seed},
       });
   return keywords;
 }
@@ -173,16 +183,18 @@ Stats describe(const OffloadEngine& engine, int tensor) {
 py::typing::Dict<py::str, py::int_> footprint(
     const std::vector<TensorSpec>& tensors, const std::string& gradients, std::int64_t chunk_elems,
     int micro_batches, std::uint32_t slots, std::optional<std::uint64_t> pinned_limit,
-    const CoreOptions& cores, const std::string& policy, bool on_card, std::uint64_t park_room) {
+    const CoreOptions& cores, const std::string& policy, bool on_card,
+    const std::string& state_codec, std::uint64_t park_room) {
   const OffloadFootprint found = offload_footprint(
       tensors, {parse_dtype(gradients), chunk_elems, micro_batches, slots,
                 pinned_limit.value_or(Budget::kUnlimited), cores, parse_policy(policy), park_room,
-                on_card ? DeviceId::cuda(0) : DeviceId::host()});
+                on_card ? DeviceId::cuda(0) : DeviceId::host(), parse_state_codec(state_codec)});
   py::typing::Dict<py::str, py::int_> result;
   result["pinned_bytes"] = found.pinned_bytes;
   result["store_bytes"] = found.store_bytes;
   result["table_bytes"] = found.table_bytes;
   result["stored_elems"] = found.stored_elems;
+  result["state_bytes"] = found.state_bytes;
   result["core_weights"] = found.cores.weights;
   result["core_elems"] = found.cores.elems;
   result["core_stored_elems"] = found.cores.stored_elems;
@@ -190,7 +202,7 @@ py::typing::Dict<py::str, py::int_> footprint(
   result["core_host_bytes"] = found.cores.host_bytes;
   result["core_d2h_bytes"] = found.cores.d2h_bytes;
   result["parked_bytes"] = found.parked_bytes;
-  result["reread_elems"] = found.reread_elems;
+  result["reread_bytes"] = found.reread_bytes;
   result["exit_bytes"] = found.exit_bytes;
   return result;
 }
@@ -217,7 +229,8 @@ void bind_offload_engine(py::module_& m) {
   m.def(
       "offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
       py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
-      py::arg("cores"), py::arg("policy"), py::arg("on_card"), py::arg("park_room"),
+      py::arg("cores"), py::arg("policy"), py::arg("on_card"), py::arg("state_codec"),
+      py::arg("park_room"),
       "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
       "what of both is of gradients that cross compressed, without making anything; slots: copies "
       "of every state, 2, 3 with a pin, or 1 where states in host memory change in place; on_card: "

@@ -496,7 +496,7 @@ class OffloadEngineOptions:
         **kwargs,
     ) -> None:
         """
-        keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
+        keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo, state_codec, seed. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
         """
 
 class OffloadEngine(GatedEngine):
@@ -1011,6 +1011,7 @@ def offload_footprint(
     cores: CoreOptions,
     policy: str,
     on_card: bool,
+    state_codec: str,
     park_room: typing.SupportsInt,
 ) -> dict[str, int]:
     """

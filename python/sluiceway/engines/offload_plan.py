@@ -18,17 +18,11 @@ from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.common.tier_limits import tier_limits
-from sluiceway.optim.offload.arguments import (
-    MASTER_BYTES,
-    chunk_elements,
-    resolve_gradients,
-    resolve_policy,
-)
+from sluiceway.optim.offload.arguments import chunk_elements, resolve_gradients, resolve_policy
 from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
 from sluiceway.optim.offload.spill_choice import (
-    ADAM_BYTES,
-    STATE_BYTES,
     Rates,
+    adam_bytes,
     choose_spill,
     no_room_for_cores,
 )
@@ -74,7 +68,7 @@ class OffloadPlan(DevicePlan):
         where = "on disk" if self._on_disk else "in host memory"
         self.figures = {
             "codec": engine.codec,
-            "why": f"gradients in {gradients}, states {where}",
+            "why": f"gradients in {gradients}, states in {engine.state_codec} {where}",
             "compressed_weights": self._footprint["core_weights"],
         }
         if self._footprint["core_weights"] and choice.why:
@@ -101,6 +95,7 @@ class OffloadPlan(DevicePlan):
             cores,
             resolve_policy(config.engine),
             self._on_card,
+            config.engine.state_codec,
         )
         bare = _core.offload_footprint(*described, 0)
         if not self._speculates:
@@ -180,7 +175,7 @@ class OffloadPlan(DevicePlan):
         Cores, and the gradients decompressed from them, count once a step; whole gradients count
         once a backward. Speculative steps are assumed to need no correction.
         """
-        states = STATE_BYTES * self._footprint["stored_elems"]
+        states = self._footprint["state_bytes"]
         links = {
             "d2h": self._backwards * self._whole_bytes + self._footprint["core_d2h_bytes"],
             "h2d": self._weight_bytes,
@@ -193,7 +188,7 @@ class OffloadPlan(DevicePlan):
         if self._speculates and self._backwards == 1:
             reads, writes = 0, int(self._may_redo)
         whole = self._backwards * self._whole_extents
-        reread = MASTER_BYTES * self._footprint["reread_elems"]
+        reread = self._footprint["reread_bytes"]
         return links | {
             "disk_read": states + reads * whole + self._core_extents + reread,
             "disk_written": states + writes * whole + self._core_extents,
@@ -239,7 +234,8 @@ class OffloadPlan(DevicePlan):
         out = self._whole_bytes / (1e9 * link.d2h_gbps)
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
-        update = ADAM_BYTES * self._elements / (1e9 * speeds["host_gbps"])
+        moved = adam_bytes(self._footprint["state_bytes"], self._elements)
+        update = moved / (1e9 * speeds["host_gbps"])
         if self._spill == "core" and not self._speculates:
             update += self._codec_seconds  # Once more, by the update.
         if gbps := speeds.get("disk_gbps"):

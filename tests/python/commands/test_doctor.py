@@ -177,11 +177,11 @@ def test_engine_that_hangs_or_crashes_stops_no_other(tmp_path, monkeypatch):
     )
     python.chmod(0o755)
     monkeypatch.setattr(engine_trials.sys, "executable", str(python))
-    found = {f.name.removeprefix("engine "): f for f in engine_findings(tmp_path, "host", 2.0)}
+    found = {f.name.removeprefix("engine "): f for f in engine_findings(tmp_path, "host", 10.0)}
     assert list(found) == list(TRIALS)
     why = {name: f.found for name, f in found.items() if f.verdict == "missing"}
     assert why == {
-        "subspace": "fails on host: it did not end in 2 s",
+        "subspace": "fails on host: it did not end in 10 s",
         "offload, host": "fails on host: signal 11 ended it: out of luck",
         "zo, device": "fails on host: it ended with 3",
         "zo, host": "fails on host: signal 6 ended it: Fatal Python error: Aborted, "

@@ -16,7 +16,7 @@ from sluiceway.errors import Unavailable
 # The values that this version has, by option.
 _HERE = {
     "weights": ("resident",),
-    "state_codec": ("fp32",),
+    "state_codec": ("fp32", "bf16", "8bit"),
 }
 _CODECS = ("identity", *(name for name in OFFERED if name not in ("identity", "none")))
 _DRAWN = [name for name in _CODECS[1:] if name not in LEARNED]  # Their projectors have a seed.
@@ -28,8 +28,9 @@ class _StateOptions(Options):
     tier: Literal["host", "disk"] = option(
         "host",
         "Place of moments and masters: host memory, or disk, with which host memory does not "
-        "grow with the model. Host memory holds 12 bytes a parameter (24 with policy speculative), "
-        "and the gradient of each backward of a step.",
+        "grow with the model. Host memory holds 12 bytes a parameter (fewer with another "
+        "`state_codec`, twice as many with policy speculative), and the gradient of each backward "
+        "of a step.",
     )
     policy: Literal["auto", "spill", "speculative"] = option(
         "auto",
@@ -50,7 +51,13 @@ class _StateOptions(Options):
         "resident", "Place of the model's weights: the device. streamed is not available yet."
     )
     state_codec: Literal["fp32", "hilo", "bf16", "8bit"] = option(
-        "fp32", "Format of stored moments and masters. hilo, bf16 and 8bit are not available yet."
+        "fp32",
+        "Format of stored moments and masters. fp32 takes 12 bytes a parameter and has the bits of "
+        "AdamW. bf16 takes 6 for a bf16 weight, which is its own master, and 8 for others. 8bit "
+        "takes 5.04 for a bf16 weight, whose master has 24 bits, and 6.04 for others; its moments "
+        "share a scale in blocks of 256. Both round up or down at random from `seed`, so that the "
+        "mean is exact. hilo is not available yet.",
+        to=["engine"],
     )
 
     @field_validator(*_HERE)

@@ -29,7 +29,7 @@ from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for
 
 _CHUNK_STEP = 8192  # In bytes, so that a chunk's 16-bit gradients fill whole blocks.
-MASTER_BYTES = 4  # Bytes per element of the streams that `chunk` counts.
+_MASTER_BYTES = 4  # Bytes per element of the streams that `chunk` counts.
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -92,7 +92,7 @@ def chunk_elements(owner: str, chunk: int) -> int:
         raise InvalidArgument(
             f"{owner}: chunk is {chunk} bytes, expected a multiple of {_CHUNK_STEP}"
         )
-    return chunk // MASTER_BYTES
+    return chunk // _MASTER_BYTES
 
 
 def open_engine(
@@ -127,6 +127,7 @@ def open_engine(
         "gradients": gradients,
         "chunk_elems": chunk_elements(owner, options.chunk),
         "policy": resolve_policy(options),
+        "seed": options.seed,
         "device_cpu": pin[0],
         "lane_cpu": pin[1],
         "lane_threads": lane_threads(options.lane_threads, compute, options.pin is not None),

@@ -4,8 +4,10 @@ A step decompresses each core once after the backward, and then updates. The tim
 g bytes of a gradient, w bytes of a core, c seconds of decompression, and rates of disk, host memory
 and link, is (docs/store.md section 9):
 
-    gradient   max(g / disk, c, w / link) + max((24 + g) / disk, 28 / host)
-    core       max(c, w / link)           + max(24 / disk, 28 / host + c, w / link)
+    gradient   max(g / disk, c, w / link) + max((2 s + g) / disk, (2 s + 4) / host)
+    core       max(c, w / link)           + max(2 s / disk, (2 s + 4) / host + c, w / link)
+
+where s are the bytes of an element's moments and master, 12 with fp32.
 
 Lanes work side by side, so the slowest counts. Rates that the user does not give are those of an
 ordinary machine. Nothing is measured, so the same options choose the same on every machine, but
@@ -20,8 +22,8 @@ from sluiceway.config.engines.offload import OffloadOptions
 from sluiceway.config.values import Link
 from sluiceway.machine.placement import DTYPES
 
-STATE_BYTES = 12  # Per element: two moments and the master, read and written in a step.
-ADAM_BYTES = 28  # Read and written per element in memory: gradient, moments, master, weight.
+# Bytes per element of two moments, and of a bf16 weight's master. Other masters have 4.
+_STATE_BYTES = {"fp32": (8, 4), "bf16": (4, 2), "8bit": (2, 3)}
 # Rates of an ordinary machine.
 _DISK_GBPS = 3.0
 _HOST_GBPS = 10.0
@@ -72,7 +74,9 @@ def choose_spill(
     decompress = _flops(options, share) / (
         _BLOCK_GFLOPS if options.codec == "block_random" else _SPARSE_GFLOPS
     )
-    g, adam, states = DTYPES[gradients].itemsize, ADAM_BYTES / host, 2 * STATE_BYTES
+    moments, master = _STATE_BYTES[options.state_codec]
+    g, states = DTYPES[gradients].itemsize, 2 * (moments + (master if gradients == "bf16" else 4))
+    adam = adam_bytes(states / 2, 1) / host
     gradient = max(g / disk, decompress, out) + max((states + g) / disk, adam)
     core = max(decompress, out) + max(states / disk, adam + decompress, out)
     spill = "core" if core < gradient else "gradient"
@@ -83,6 +87,11 @@ def choose_spill(
         f"{core:.3g} ns if its core does, at {where}{host:.3g} GB/s of host memory and "
         f"{rate:.3g} GB/s of link",
     )
+
+
+def adam_bytes(states: float, elements: int) -> float:
+    """Return the bytes that AdamW reads and writes: states, 16-bit gradients, 16-bit weights."""
+    return 2 * states + 4 * elements
 
 
 def no_room_for_cores() -> SpillChoice:

@@ -182,8 +182,28 @@ def test_a_step_that_cannot_be_made_again_is_refused_and_training_goes_on():
             {"accumulate": 2, "max_norm": 0.5},
             None,
         ),
+        ({"state_codec": "8bit"}, {"accumulate": 1, "max_norm": None}, "24KiB"),
+        (
+            {"state_codec": "bf16", "policy": "spill"},
+            {"accumulate": 2, "max_norm": 0.5},
+            None,
+        ),
+        (
+            {"state_codec": "8bit", "policy": "spill", "tier": "host"},
+            {"accumulate": 1, "max_norm": None},
+            None,
+        ),
     ],
-    ids=["parked", "read again", "kept", "cores", "cores wait"],
+    ids=[
+        "parked",
+        "read again",
+        "kept",
+        "cores",
+        "cores wait",
+        "8bit, read again",
+        "bf16, spilled",
+        "8bit in host memory",
+    ],
 )
 def test_a_run_moves_what_its_plan_says(
     sluiceway, tiny_model, write_config, tmp_path, engine, train, host
