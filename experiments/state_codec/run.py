@@ -9,22 +9,24 @@ Each fine-tune is a row of results.jsonl. Ctrl-C loses the fine-tunes that are r
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
-from collections.abc import Iterator
+import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from sluiceway import OffloadAdamW
+from sluiceway.text.batches import Batch, Batches, Sequences, in_order
 from torch import nn
+from torch.func import functional_call
 
-from experiments.fidelity.methods import WEIGHT_DECAY, Trainee
+from experiments.fidelity.methods import WEIGHT_DECAY
 from experiments.fidelity.stages import MODELS, SHIFTS, Results
 from experiments.fidelity.tables import number, table
-from experiments.fidelity.train_one import Job, run
+from experiments.fidelity.tasks import load_model, load_text
+from experiments.fidelity.train_one import MAX_NORM, MICRO_BATCH, Job, rate_factor
 from experiments.harness import Row, Study, commits, run_study
 
 CODECS = ("fp32", "bf16", "8bit")
@@ -36,16 +38,44 @@ LONG, LONG_MODEL = 1000, "quickstart"  # Steps.
 BOUND = 0.003  # In nats.
 
 
-@contextlib.contextmanager
-def trainee(model: nn.Module, method: str, ratio: float, lr: float, seed: int,
-            refresh: dict[str, Any] | None = None) -> Iterator[Trainee]:  # fmt: skip
-    """Do what methods.trainee() does; the method names the weights' dtype and the codec."""
-    weights, codec = method.split("+")
-    model.to(WEIGHTS[weights])
+def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean loss, computed in f32 from weights of any type."""
+    wide = {name: p.float() for name, p in model.named_parameters()}
+    return functional_call(model, wide, kwargs={**batch.inputs, "use_cache": False}).loss
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, sequences: Sequences) -> float:
+    """Mean loss in nats a byte."""
+    model.eval()
+    total, count = 0.0, 0
+    for batch in in_order(sequences, 16):
+        total += loss_of(model, batch).item() * batch.learned
+        count += batch.learned
+    model.train()
+    return total / count
+
+
+def measured(job: Job) -> Row:
+    """Fine-tune and return the row; the method names the weights' dtype and the codec."""
+    torch.manual_seed(job.seed)
+    weights, codec = job.method.split("+")
+    text, model = load_text(job.shift), load_model(job.model).to(WEIGHTS[weights])
+    before = {"final": mean_loss(model, text.final)}
     trained = [p for p in model.parameters() if p.requires_grad]
-    with OffloadAdamW(model, lr=lr, weight_decay=WEIGHT_DECAY, gradients="bf16", accumulate=1,
-                      state_codec=codec, seed=seed) as optimizer:  # fmt: skip
-        yield Trainee(model, optimizer, trained)
+    batches, began = Batches(text.train, MICRO_BATCH, job.seed), time.process_time()
+    with OffloadAdamW(model, weight_decay=WEIGHT_DECAY, gradients="bf16", accumulate=1,
+                      state_codec=codec, seed=job.seed) as optimizer:  # fmt: skip
+        for step in range(job.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = job.lr * rate_factor(step, job.steps)
+            loss_of(model, batches[step]).backward()
+            torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)
+            optimizer.step()
+            optimizer.zero_grad()
+        after = {"final": mean_loss(model, text.final)}
+    seconds = time.process_time() - began
+    return {**asdict(job), "before": before, "after": after, "cpu_seconds": seconds}
 
 
 def job_of(model: str, shift: str, weights: str, codec: str, seed: int, steps: int = 200) -> Job:
@@ -119,11 +149,6 @@ def document(results: Results) -> str:
         "## 200 steps", table(columns, rows_of(results, 200, settings)),
         "## 1,000 steps", table(columns, rows_of(results, LONG, [(LONG_MODEL, SHIFTS[0])])),
     ]) + "\n"  # fmt: skip
-
-
-def measured(job: Job) -> Row:
-    """Return the row of one job."""
-    return run(job, trainee)
 
 
 STAGES = {**{model: partial(short, model) for model in reversed(MODELS)}, "long": long}
