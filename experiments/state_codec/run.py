@@ -130,10 +130,10 @@ def rows_of(results: Results, steps: int, settings: list[tuple[str, str]]) -> li
 def summary(found: list[float]) -> list[str]:
     """Return count, mean, standard error, and whether the bound holds; thousandths of a nat."""
     mean = statistics.mean(found)
-    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
-    holds = mean <= BOUND or (len(found) > 1 and mean <= 2 * error)
-    return [str(len(found)), number(1e3 * mean, "+.1f"), number(1e3 * error, ".1f"),
-            "yes" if holds else "no"]  # fmt: skip
+    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+    holds = mean <= max(BOUND, 2 * error)
+    shown = number(1e3 * error, ".1f") if error else "-"
+    return [str(len(found)), number(1e3 * mean, "+.1f"), shown, "yes" if holds else "no"]
 
 
 def document(results: Results) -> str:

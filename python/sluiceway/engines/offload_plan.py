@@ -22,7 +22,7 @@ from sluiceway.optim.offload.arguments import chunk_elements, resolve_gradients,
 from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
 from sluiceway.optim.offload.spill_choice import (
     Rates,
-    adam_bytes,
+    adam_seconds,
     choose_spill,
     no_room_for_cores,
 )
@@ -234,8 +234,8 @@ class OffloadPlan(DevicePlan):
         out = self._whole_bytes / (1e9 * link.d2h_gbps)
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
-        moved = adam_bytes(self._footprint["state_bytes"], self._elements)
-        update = moved / (1e9 * speeds["host_gbps"])
+        states, codec = self._footprint["state_bytes"], self._config.engine.state_codec
+        update = adam_seconds(codec, states, self._elements, speeds["host_gbps"])
         if self._spill == "core" and not self._speculates:
             update += self._codec_seconds  # Once more, by the update.
         if gbps := speeds.get("disk_gbps"):

@@ -4,10 +4,11 @@ A step decompresses each core once after the backward, and then updates. The tim
 g bytes of a gradient, w bytes of a core, c seconds of decompression, and rates of disk, host memory
 and link, is (docs/store.md section 9):
 
-    gradient   max(g / disk, c, w / link) + max((2 s + g) / disk, (2 s + 4) / host)
-    core       max(c, w / link)           + max(2 s / disk, (2 s + 4) / host + c, w / link)
+    gradient   max(g / disk, c, w / link) + max((2 s + g) / disk, a)
+    core       max(c, w / link)           + max(2 s / disk, a + c, w / link)
 
-where s are the bytes of an element's moments and master, 12 with fp32.
+where s are the bytes of an element's moments and master, and a = (2 s + 4) / host + r is AdamW,
+with r seconds to round the states.
 
 Lanes work side by side, so the slowest counts. Rates that the user does not give are those of an
 ordinary machine. Nothing is measured, so the same options choose the same on every machine, but
@@ -24,6 +25,8 @@ from sluiceway.machine.placement import DTYPES
 
 # Bytes per element of two moments, and of a bf16 weight's master. Other masters have 4.
 _STATE_BYTES = {"fp32": (8, 4), "bf16": (4, 2), "8bit": (2, 3)}
+# Nanoseconds in which one core rounds an element's states (experiments/bench, state_codec_bench).
+_ROUNDING_NS = {"fp32": 0.0, "bf16": 2.0, "8bit": 4.0}
 # Rates of an ordinary machine.
 _DISK_GBPS = 3.0
 _HOST_GBPS = 10.0
@@ -76,7 +79,7 @@ def choose_spill(
     )
     moments, master = _STATE_BYTES[options.state_codec]
     g, states = DTYPES[gradients].itemsize, 2 * (moments + (master if gradients == "bf16" else 4))
-    adam = adam_bytes(states / 2, 1) / host
+    adam = 1e9 * adam_seconds(options.state_codec, states / 2, 1, host)
     gradient = max(g / disk, decompress, out) + max((states + g) / disk, adam)
     core = max(decompress, out) + max(states / disk, adam + decompress, out)
     spill = "core" if core < gradient else "gradient"
@@ -89,9 +92,16 @@ def choose_spill(
     )
 
 
-def adam_bytes(states: float, elements: int) -> float:
-    """Return the bytes that AdamW reads and writes: states, 16-bit gradients, 16-bit weights."""
-    return 2 * states + 4 * elements
+def adam_seconds(state_codec: str, states: float, elements: int, host_gbps: float) -> float:
+    """Return the time of AdamW on the host, on one core.
+
+    Parameters
+    ----------
+    states : float
+        Bytes of moments and masters, which it reads and writes beside 16-bit gradients and weights.
+    """
+    moved = 2 * states + 4 * elements
+    return moved / (1e9 * host_gbps) + 1e-9 * _ROUNDING_NS[state_codec] * elements
 
 
 def no_room_for_cores() -> SpillChoice:
