@@ -44,8 +44,11 @@ class Noise {
   explicit Noise(const RoundingNoise& from)
       : bits_(from.bits.data()), multiplier_(hn::Set(U16<StateTag>(), from.multiplier)) {}
 
-  HWY_INLINE StateBits at(std::size_t i) const {
+  HWY_INLINE bool to_nearest() const { return bits_ == nullptr; }
+  // 16 random bits; `half` where values go to nearest.
+  HWY_INLINE StateBits at(std::size_t i, std::uint32_t half) const {
     const StateTag d;
+    if (to_nearest()) return hn::Set(U32<StateTag>(), half);
     return widen(d, hn::Mul(load_bits(d, bits_ + i), multiplier_));
   }
 
@@ -73,7 +76,9 @@ void store_bf16(const float* x, std::size_t n, const RoundingNoise& from, bf16* 
     const float* const block = whole_block(x + i, count, room);
     bf16* const to = count == kStateBlock ? out + i : stored;
     for (std::size_t j = 0; j < kStateBlock; j += lanes) {
-      const auto bits = bf16_stochastic_bits(d, hn::LoadU(d, block + j), noise.at(i + j));
+      const auto value = hn::LoadU(d, block + j);
+      const auto bits = noise.to_nearest() ? bf16_nearest_bits(d, value)
+                                           : bf16_stochastic_bits(d, value, noise.at(i + j, 0));
       store_bits(d, narrow(d, bits), to + j);
     }
     if (to == stored) std::memcpy(out + i, stored, count * sizeof(bf16));
@@ -92,6 +97,7 @@ void store_24(const float* x, std::size_t n, const RoundingNoise& from, bf16* hi
               std::uint8_t* low) {
   const StateTag d;
   const U32<StateTag> du;
+  const StateInt di;
   const Noise noise(from);
   for (std::size_t i = 0; i < n; i += kStateBlock) {
     const std::size_t count = std::min(kStateBlock, n - i);
@@ -103,11 +109,16 @@ void store_24(const float* x, std::size_t n, const RoundingNoise& from, bf16* hi
     bf16* const to_hi = whole ? hi + i : stored_hi;
     std::uint8_t* const to_low = whole ? low + i : stored_low;
     for (std::size_t j = 0; j < kStateBlock; j += hn::Lanes(d)) {
-      const auto random = noise.at(i + j);
+      const auto random = noise.at(i + j, 0x80);
       const auto bits = hn::BitCast(du, hn::LoadU(d, block + j));
       auto top = hn::ShiftRight<8>(hn::Add(bits, hn::And(random, hn::Set(du, 0xFF))));
       const auto byte = hn::And(top, hn::Set(du, 0xFF));
-      const auto step = hn::And(hn::ShiftRight<7>(random), hn::Set(du, 2));  // 0 or 2.
+      // Where the byte is 0x80: up or down, at random or to where the nearest bf16 is.
+      const auto nearest = hn::ShiftLeft<16>(bf16_nearest_bits(d, hn::BitCast(d, bits)));
+      const auto is_up =
+          hn::RebindMask(du, hn::Gt(hn::BitCast(di, nearest), hn::BitCast(di, bits)));
+      const auto step = noise.to_nearest() ? hn::IfThenElseZero(is_up, hn::Set(du, 2))
+                                           : hn::And(hn::ShiftRight<7>(random), hn::Set(du, 2));
       const auto beside = hn::Sub(hn::Add(top, step), hn::Set(du, 1));
       top = hn::IfThenElse(hn::Eq(byte, hn::Set(du, 0x80)), beside, top);
       const auto carry = hn::And(hn::ShiftRight<7>(top), hn::Set(du, 1));
@@ -149,9 +160,10 @@ void load_24(const bf16* hi, const std::uint8_t* low, std::size_t n, float* out)
 template <Companding kKind>
 HWY_INLINE StateVec level(StateVec scale, StateVec code) {
   const StateTag d;
-  const StateVec share = hn::Mul(hn::Mul(code, code), hn::Set(d, inverse_square(kKind)));
-  if constexpr (kKind == Companding::kSigned) return hn::Mul(scale, share);
-  return hn::Mul(scale, hn::Mul(share, share));
+  StateVec share = hn::Mul(hn::Mul(code, code), hn::Set(d, inverse_square(kKind)));
+  share = hn::Mul(share, share);
+  if constexpr (kKind == Companding::kPositive) share = hn::Mul(share, share);
+  return hn::Mul(scale, share);
 }
 
 HWY_INLINE float largest(const float* block) {
@@ -170,7 +182,7 @@ template <Companding kKind>
 HWY_INLINE StateVec code_below(StateVec a, StateVec inverse) {
   const StateTag d;
   const auto top = hn::Set(d, static_cast<float>(top_code(kKind)));
-  StateVec root = hn::Sqrt(hn::Mul(a, inverse));
+  StateVec root = hn::Sqrt(hn::Sqrt(hn::Mul(a, inverse)));
   if constexpr (kKind == Companding::kPositive) root = hn::Sqrt(root);
   return hn::Floor(hn::Min(hn::Mul(root, top), top));
 }
@@ -180,7 +192,8 @@ HWY_INLINE void store_block(const float* block, const Noise& noise, std::size_t 
                             std::uint8_t* codes, float& scale) {
   const StateTag d;
   const StateInt di;
-  scale = largest(block);
+  constexpr float kMost = std::numeric_limits<float>::max();
+  scale = std::min(largest(block), kMost);
   if (scale < std::numeric_limits<float>::min()) {
     scale = 0;
     std::fill(codes, codes + kStateBlock, std::uint8_t{0});
@@ -188,13 +201,13 @@ HWY_INLINE void store_block(const float* block, const Noise& noise, std::size_t 
   }
   const auto s = hn::Set(d, scale), inverse = hn::Set(d, 1.0F / scale), one = hn::Set(d, 1.0F);
   for (std::size_t j = 0; j < kStateBlock; j += hn::Lanes(d)) {
-    const StateVec x = hn::LoadU(d, block + j), a = hn::Abs(x);
+    const StateVec x = hn::LoadU(d, block + j), a = hn::Min(hn::Abs(x), hn::Set(d, kMost));
     StateVec code = code_below<kKind>(a, inverse);
     const StateVec below = level<kKind>(s, code), above = level<kKind>(s, hn::Add(code, one));
     // Up with probability (a - below) / (above - below).
-    const auto random = hn::ConvertTo(d, hn::BitCast(di, noise.at(first + j)));
-    const auto threshold = hn::Mul(hn::Add(random, hn::Set(d, 0.5F)), hn::Sub(above, below));
-    const auto up = hn::Gt(hn::Mul(hn::Sub(a, below), hn::Set(d, 65536.0F)), threshold);
+    const auto random = hn::ConvertTo(d, hn::BitCast(di, noise.at(first + j, 0x8000)));
+    const auto share = hn::Mul(hn::Add(random, hn::Set(d, 0.5F)), hn::Set(d, 0x1p-16F));
+    const auto up = hn::Gt(hn::Sub(a, below), hn::Mul(share, hn::Sub(above, below)));
     code = hn::Add(code, hn::IfThenElseZero(up, one));
     if constexpr (kKind == Companding::kPositive) {
       code = hn::Max(code, hn::IfThenElseZero(hn::Gt(a, hn::Zero(d)), one));
@@ -289,6 +302,7 @@ void check_lengths(const char* what, std::size_t found, std::size_t n) {
 std::size_t blocks_of(std::size_t n) { return (n + kStateBlock - 1) / kStateBlock; }
 
 void check_noise(const RoundingNoise& noise, std::size_t n) {
+  if (noise.bits.empty()) return;
   check_lengths("noise", noise.bits.size(), blocks_of(n) * kStateBlock);
 }
 

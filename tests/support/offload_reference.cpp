@@ -190,18 +190,6 @@ OffloadReference::OffloadReference(const OffloadModel& model, StateCodec codec) 
     master_.push_back(std::move(master));
   }
   steps_.resize(specs_.size());
-  std::vector<std::int64_t> elems;
-  for (const TensorSpec& spec : specs_) elems.push_back(spec.elems());
-  const ChunkPlan plan(elems, small_chunk_options().chunk_elems);
-  narrow_.assign(specs_.size(), true);
-  for (const PlannedChunk& chunk : plan.chunks()) {
-    const bool all_narrow = std::ranges::all_of(chunk.pieces, [&](const ChunkPiece& piece) {
-      return specs_[static_cast<std::size_t>(piece.tensor)].dtype == DType::kBF16;
-    });
-    for (const ChunkPiece& piece : chunk.pieces) {
-      if (!all_narrow) narrow_[static_cast<std::size_t>(piece.tensor)] = false;
-    }
-  }
 }
 
 void OffloadReference::round(std::size_t tensor) {
@@ -217,7 +205,7 @@ void OffloadReference::round(std::size_t tensor) {
   const std::vector<std::vector<float>*> states{&m_[tensor], &v_[tensor], &master_[tensor]};
   for (std::uint32_t i = 0; i < 3; ++i) {
     const bool is_master = i == StateForm::kMaster;
-    if (is_master && !narrow_[tensor]) continue;
+    if (is_master && specs_[tensor].dtype != DType::kBF16) continue;
     const RoundingNoise noise{bits, kNoiseMultipliers[i]};
     std::vector<float>& x = *states[i];
     if (codec_ == StateCodec::kBf16) {

@@ -91,7 +91,6 @@ class OffloadReference {
 
   std::vector<TensorSpec> specs_;
   StateCodec codec_;
-  std::vector<bool> narrow_;  // By tensor: its chunk has masters of fewer bytes than f32.
   std::vector<std::vector<float>> m_, v_, master_;
   std::vector<std::int64_t> steps_;
 };

@@ -13,7 +13,7 @@ inline double top_of(Companding c) { return c == Companding::kSigned ? 127 : 255
 
 // The magnitude of a code, as a share of the scale.
 inline double share_of(Companding c, double code) {
-  return std::pow(code / top_of(c), c == Companding::kSigned ? 2 : 4);
+  return std::pow(code / top_of(c), c == Companding::kSigned ? 4 : 8);
 }
 
 // The codes around a magnitude, given as a share of the scale, and the probability of the upper.
@@ -23,7 +23,7 @@ struct ExpectedCode {
 };
 
 inline ExpectedCode expected_code(Companding c, double share) {
-  const double root = std::pow(share, c == Companding::kSigned ? 1.0 / 2 : 1.0 / 4);
+  const double root = std::pow(share, c == Companding::kSigned ? 1.0 / 4 : 1.0 / 8);
   const double below = std::min(std::floor(root * top_of(c) + 1e-6), top_of(c) - 1);
   const double low = share_of(c, below), high = share_of(c, below + 1);
   return {below, std::clamp((share - low) / (high - low), 0.0, 1.0)};

@@ -127,8 +127,7 @@ std::span<std::byte> ChunkJob::weight_of(const ChunkPiece& piece, DType dtype) c
   return is_held ? form.weight(parts, piece) : copy.subspan(first * copy_width, bytes);
 }
 
-void ChunkJob::visit(const StateStream::Visit& act, const StateStream::Types& types,
-                     std::int64_t step) {
+void ChunkJob::visit(const StateStream::Visit& act, bool writes) {
   for (const ChunkPiece& piece : chunk.pieces) {
     if (form.is_plain()) {
       act(piece, form.in_place(parts, piece));
@@ -148,9 +147,9 @@ void ChunkJob::visit(const StateStream::Visit& act, const StateStream::Types& ty
       form.load(parts, piece, at, tile);
     });
     act(piece, state);
-    if (step < 0) continue;
+    if (!writes) continue;
     each_tile([&](std::size_t at, const StateForm::PieceState& tile) {
-      form.store(parts, piece, at, tile, key_of(piece, types, step));
+      form.store(parts, piece, at, tile, {});
     });
   }
 }

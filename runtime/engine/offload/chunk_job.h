@@ -52,9 +52,9 @@ struct ChunkJob {
     return views;
   }
 
-  // Passes every piece's states to `act`, as f32. `step`: if not negative, stores what `act` leaves
-  // there, rounded by the noise of that step.
-  void visit(const StateStream::Visit& act, const StateStream::Types& types, std::int64_t step);
+  // Passes every piece's states to `act`, as f32. `writes`: stores what `act` leaves there, rounded
+  // to nearest.
+  void visit(const StateStream::Visit& act, bool writes);
 
   // ---- For the pieces that have a gradient ----
   void adam(const StateStream::Types& types);

@@ -11,6 +11,13 @@ namespace {
 
 constexpr std::uint32_t kRoundingPurpose = 0x53544154;  // "STAT"
 
+// Returns elements [first, first + count) of an array that begins at byte `begin`.
+template <typename T>
+std::span<T> elements_at(std::span<std::byte> bytes, std::size_t begin, std::size_t first,
+                         std::size_t count) {
+  return elements<T>(bytes.subspan(begin + first * sizeof(T), count * sizeof(T)));
+}
+
 }  // namespace
 
 std::string_view to_string(StateCodec codec) noexcept {
@@ -28,10 +35,21 @@ std::string_view to_string(StateCodec codec) noexcept {
 StateForm::StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<const DType> weights)
     : codec_(codec),
       elems_(static_cast<std::size_t>(chunk.stored_elems)),
-      narrow_masters_(codec != StateCodec::kFp32 &&
-                      std::ranges::all_of(chunk.pieces, [&](const ChunkPiece& piece) {
-                        return weights[static_cast<std::size_t>(piece.tensor)] == DType::kBF16;
-                      })) {}
+      weights_(weights),
+      widest_(0) {
+  for (const ChunkPiece& piece : chunk.pieces) {
+    widest_ = std::max(widest_, master_width(is_narrow(piece)));
+  }
+}
+
+bool StateForm::is_narrow(const ChunkPiece& piece) const {
+  return !is_plain() && weights_[static_cast<std::size_t>(piece.tensor)] == DType::kBF16;
+}
+
+std::size_t StateForm::master_width(bool narrow) const noexcept {
+  if (!narrow) return sizeof(float);
+  return codec_ == StateCodec::k8Bit ? sizeof(bf16) + 1 : sizeof(bf16);
+}
 
 std::size_t StateForm::moment_bytes() const noexcept {
   switch (codec_) {
@@ -45,42 +63,41 @@ std::size_t StateForm::moment_bytes() const noexcept {
   return 0;
 }
 
-std::size_t StateForm::master_bytes() const noexcept {
-  if (!narrow_masters_) return elems_ * sizeof(float);
-  return elems_ * (sizeof(bf16) + (codec_ == StateCodec::k8Bit ? 1 : 0));
-}
-
 std::size_t StateForm::part_bytes() const noexcept {
   if (is_plain()) return moment_bytes();
-  return round_up(2 * moment_bytes() + master_bytes(), std::size_t{kBlockBytes});
+  return round_up(2 * moment_bytes() + widest_ * elems_, std::size_t{kBlockBytes});
 }
 
-// Returns elements of an array of the chunk, which begins at `offset` of the only part.
-template <typename T>
-std::span<T> StateForm::elements_at(const Parts& parts, std::size_t offset, const ChunkPiece& piece,
-                                    std::size_t first, std::size_t elems) const {
-  const std::size_t at = static_cast<std::size_t>(piece.at) + first;
-  return elements<T>(parts[0].subspan(offset + at * sizeof(T), elems * sizeof(T)));
+// A piece begins at a whole block, and has room for whole blocks.
+std::size_t StateForm::master_at(const ChunkPiece& piece) const {
+  return 2 * moment_bytes() + static_cast<std::size_t>(piece.at) * widest_;
+}
+
+std::size_t StateForm::low_at(const ChunkPiece& piece) const {
+  const auto elems = static_cast<std::size_t>(piece.elems);
+  return master_at(piece) + round_up(elems, kStateBlock) * sizeof(bf16);
 }
 
 StateForm::PieceState StateForm::in_place(const Parts& parts, const ChunkPiece& piece) const {
   const auto state = [&](std::size_t part) {
-    return elements<float>(parts[part])
-        .subspan(static_cast<std::size_t>(piece.at), static_cast<std::size_t>(piece.elems));
+    return elements_at<float>(parts[part], 0, static_cast<std::size_t>(piece.at),
+                              static_cast<std::size_t>(piece.elems));
   };
   return {state(0), state(1), state(kMaster)};
 }
 
 std::span<float> StateForm::masters(const Parts& parts, const ChunkPiece& piece) const {
-  const auto elems = static_cast<std::size_t>(piece.elems);
-  if (!is_plain()) return elements_at<float>(parts, 2 * moment_bytes(), piece, 0, elems);
-  return elements<float>(parts[kMaster]).subspan(static_cast<std::size_t>(piece.at), elems);
+  if (is_plain()) {
+    return elements_at<float>(parts[kMaster], 0, static_cast<std::size_t>(piece.at),
+                              static_cast<std::size_t>(piece.elems));
+  }
+  return elements_at<float>(parts[0], master_at(piece), 0, static_cast<std::size_t>(piece.elems));
 }
 
 std::span<std::byte> StateForm::weight(const Parts& parts, const ChunkPiece& piece) const {
-  if (!narrow_masters_) return std::as_writable_bytes(masters(parts, piece));
-  const auto elems = static_cast<std::size_t>(piece.elems);
-  return std::as_writable_bytes(elements_at<bf16>(parts, 2 * moment_bytes(), piece, 0, elems));
+  if (!is_narrow(piece)) return std::as_writable_bytes(masters(parts, piece));
+  return std::as_writable_bytes(
+      elements_at<bf16>(parts[0], master_at(piece), 0, static_cast<std::size_t>(piece.elems)));
 }
 
 Blocks8 StateForm::blocks(const Parts& parts, const ChunkPiece& piece, std::size_t state,
@@ -88,41 +105,43 @@ Blocks8 StateForm::blocks(const Parts& parts, const ChunkPiece& piece, std::size
   const std::size_t begin = state * moment_bytes();
   const std::size_t count = (elems + kStateBlock - 1) / kStateBlock;
   const std::size_t at = static_cast<std::size_t>(piece.at) + first;
-  const std::size_t scale_at = begin + elems_ + at / kStateBlock * sizeof(float);
-  return {elements_at<std::uint8_t>(parts, begin, piece, first, count * kStateBlock),
-          elements<float>(parts[0].subspan(scale_at, count * sizeof(float)))};
+  return {elements_at<std::uint8_t>(parts[0], begin, at, count * kStateBlock),
+          elements_at<float>(parts[0], begin + elems_, at / kStateBlock, count)};
 }
 
 void StateForm::load(const Parts& parts, const ChunkPiece& piece, std::size_t first,
                      const PieceState& tile) const {
-  const std::size_t elems = tile[0].size();
+  const std::size_t elems = tile[0].size(), at = static_cast<std::size_t>(piece.at) + first;
   if (codec_ == StateCodec::k8Bit) {
     cpu::load_state(blocks(parts, piece, 0, first, elems), Companding::kSigned, tile[0]);
     cpu::load_state(blocks(parts, piece, 1, first, elems), Companding::kPositive, tile[1]);
   } else {
     for (std::size_t i = 0; i < kMaster; ++i) {
-      cpu::load_state(elements_at<bf16>(parts, i * moment_bytes(), piece, first, elems), tile[i]);
+      cpu::load_state(elements_at<bf16>(parts[0], i * moment_bytes(), at, elems), tile[i]);
     }
   }
-  const std::size_t begin = 2 * moment_bytes();
-  if (!narrow_masters_) {
-    std::ranges::copy(elements_at<float>(parts, begin, piece, first, elems), tile[kMaster].begin());
+  const std::size_t begin = master_at(piece);
+  if (!is_narrow(piece)) {
+    std::ranges::copy(elements_at<float>(parts[0], begin, first, elems), tile[kMaster].begin());
     return;
   }
-  const std::span<bf16> hi = elements_at<bf16>(parts, begin, piece, first, elems);
+  const std::span<bf16> hi = elements_at<bf16>(parts[0], begin, first, elems);
   if (codec_ == StateCodec::kBf16) return cpu::load_state(hi, tile[kMaster]);
-  const std::size_t low = begin + elems_ * sizeof(bf16);
-  cpu::load_state({hi, elements_at<std::uint8_t>(parts, low, piece, first, elems)}, tile[kMaster]);
+  cpu::load_state({hi, elements_at<std::uint8_t>(parts[0], low_at(piece), first, elems)},
+                  tile[kMaster]);
 }
 
 void StateForm::store(const Parts& parts, const ChunkPiece& piece, std::size_t first,
-                      const PieceState& tile, const NoiseKey& key) const {
-  const std::size_t elems = tile[0].size();
+                      const PieceState& tile, const std::optional<NoiseKey>& key) const {
+  const std::size_t elems = tile[0].size(), at = static_cast<std::size_t>(piece.at) + first;
   std::array<std::uint16_t, kTileElems> drawn;
-  const auto bits = std::span(drawn).first(round_up(elems, kStateBlock));
-  NoiseKey of_rounding = key;
-  of_rounding.purpose = kRoundingPurpose;
-  cpu::fill_bits(of_rounding, static_cast<std::uint64_t>(piece.first) + first, bits);
+  std::span<std::uint16_t> bits;
+  if (key) {
+    NoiseKey of_rounding = *key;
+    of_rounding.purpose = kRoundingPurpose;
+    bits = std::span(drawn).first(round_up(elems, kStateBlock));
+    cpu::fill_bits(of_rounding, static_cast<std::uint64_t>(piece.first) + first, bits);
+  }
   const auto noise = [&](std::size_t state) {
     return RoundingNoise{bits, kNoiseMultipliers[state]};
   };
@@ -133,19 +152,18 @@ void StateForm::store(const Parts& parts, const ChunkPiece& piece, std::size_t f
   } else {
     for (std::size_t i = 0; i < kMaster; ++i) {
       cpu::store_state(tile[i], noise(i),
-                       elements_at<bf16>(parts, i * moment_bytes(), piece, first, elems));
+                       elements_at<bf16>(parts[0], i * moment_bytes(), at, elems));
     }
   }
-  const std::size_t begin = 2 * moment_bytes();
-  if (!narrow_masters_) {
-    std::ranges::copy(tile[kMaster], elements_at<float>(parts, begin, piece, first, elems).begin());
+  const std::size_t begin = master_at(piece);
+  if (!is_narrow(piece)) {
+    std::ranges::copy(tile[kMaster], elements_at<float>(parts[0], begin, first, elems).begin());
     return;
   }
-  const std::span<bf16> hi = elements_at<bf16>(parts, begin, piece, first, elems);
+  const std::span<bf16> hi = elements_at<bf16>(parts[0], begin, first, elems);
   if (codec_ == StateCodec::kBf16) return cpu::store_state(tile[kMaster], noise(kMaster), hi);
-  const std::size_t low = begin + elems_ * sizeof(bf16);
   cpu::store_state(tile[kMaster], noise(kMaster),
-                   Split24{hi, elements_at<std::uint8_t>(parts, low, piece, first, elems)});
+                   Split24{hi, elements_at<std::uint8_t>(parts[0], low_at(piece), first, elems)});
 }
 
 }  // namespace sluiceway

@@ -5,11 +5,13 @@
 //   bf16    bf16, rounded at random       bf16 weights are their own master; else f32
 //   8bit    1 byte, a scale for 256       24 bits for bf16 weights; else f32
 //
-// A chunk has one form: its masters are f32 where one of its weights is not bf16. States lie in
-// parts, each of which is a chunk of the store: m, v and master where all are f32, otherwise all
-// three in one part. In a form that holds the model's own bits of a weight, the weight needs no
-// copy: f32 masters hold f32 weights, the other two bf16 weights.
+// A master's format follows from its weight alone, not from the others in its chunk; the chunk has
+// as much room for each master as its widest takes. States lie in parts, each of which is a chunk
+// of the store: m, v and master with fp32, otherwise all three in one part. Where the master holds
+// the model's own bits of a weight, the weight needs no copy: f32 masters hold f32 weights, the
+// other two bf16 weights.
 //
+// Lifetime:      the list of weights outlives the form.
 // Thread safety: a value that does not change; two threads may work on two pieces of a chunk.
 // Errors:        none; sizes are those of the chunk.
 // Source:        kernels/state_codec.h
@@ -18,6 +20,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -58,37 +61,40 @@ class StateForm {
 
   bool is_plain() const noexcept { return codec_ == StateCodec::kFp32; }  // All are f32.
   bool holds(DType weight) const noexcept {
-    return weight == (narrow_masters_ ? DType::kBF16 : DType::kF32);
+    return weight == DType::kF32 || (weight == DType::kBF16 && !is_plain());
   }
-  // Returns the memory of a weight that the form holds.
+  // Returns the memory of a weight that its master holds.
   std::span<std::byte> weight(const Parts& parts, const ChunkPiece& piece) const;
 
   // Returns the states of a piece where they lie; for a plain form.
   PieceState in_place(const Parts& parts, const ChunkPiece& piece) const;
-  // Returns f32 masters where they lie; for a form that holds f32.
+  // Returns a piece's masters where they lie; for a weight that is not held, so they are f32.
   std::span<float> masters(const Parts& parts, const ChunkPiece& piece) const;
 
   // Read or write elements [first, first + n) of a piece, where n <= kTileElems is the size of each
   // of `tile`. `first` is a multiple of kStateBlock. `key`: of the tensor in this step; its purpose
-  // is set here. For a form that is not plain.
+  // is set here. Without one, values go to nearest, so that a master still rounds to its weight.
+  // For a form that is not plain.
   static constexpr std::size_t kTileElems = 8 * kStateBlock;  // In f32, 24 KiB of states.
   void load(const Parts& parts, const ChunkPiece& piece, std::size_t first,
             const PieceState& tile) const;
   void store(const Parts& parts, const ChunkPiece& piece, std::size_t first, const PieceState& tile,
-             const NoiseKey& key) const;
+             const std::optional<NoiseKey>& key) const;
 
  private:
   Blocks8 blocks(const Parts& parts, const ChunkPiece& piece, std::size_t state, std::size_t first,
                  std::size_t elems) const;
-  template <typename T>
-  std::span<T> elements_at(const Parts& parts, std::size_t offset, const ChunkPiece& piece,
-                           std::size_t first, std::size_t elems) const;
+  bool is_narrow(const ChunkPiece& piece) const;  // Its master has fewer than 4 bytes.
   std::size_t moment_bytes() const noexcept;
-  std::size_t master_bytes() const noexcept;
+  std::size_t master_width(bool narrow) const noexcept;
+  // Return where a piece's master, and the low bytes of one with 24 bits, begin in the only part.
+  std::size_t master_at(const ChunkPiece& piece) const;
+  std::size_t low_at(const ChunkPiece& piece) const;
 
   StateCodec codec_;
   std::size_t elems_;  // Stored ones.
-  bool narrow_masters_;
+  std::span<const DType> weights_;
+  std::size_t widest_;  // Bytes of an element of the widest master.
 };
 
 }  // namespace sluiceway

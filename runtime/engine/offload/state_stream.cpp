@@ -17,9 +17,6 @@ namespace {
 
 constexpr std::chrono::hours kWaitLimit{24};  // For room in the ring; the executor has its own.
 
-// Steps of the noise that rounds states: none is stored, or they come from outside of a step.
-constexpr std::int64_t kReads = -1, kOutsideOfSteps = 0;
-
 ChunkUpdate of_extents(int count) {
   ChunkUpdate update;
   update.extents = count;
@@ -173,7 +170,7 @@ void StateStream::write_initial(
     const auto masters = [&](const ChunkPiece& piece, const PieceState& state) {
       fill(piece, state[StateForm::kMaster]);
     };
-    job->visit(masters, types_, kOutsideOfSteps);
+    job->visit(masters, true);
     store_now(job);
   }
 }
@@ -186,12 +183,12 @@ StateStream::JobPtr StateStream::loaded(int chunk, Version version) {
 }
 
 void StateStream::read(int chunk, Version version, const Visit& visitor) {
-  loaded(chunk, version)->visit(visitor, types_, kReads);
+  loaded(chunk, version)->visit(visitor, false);
 }
 
 void StateStream::rewrite(int chunk, const Visit& change) {
   const auto job = loaded(chunk, Version::kStaged);
-  job->visit(change, types_, kOutsideOfSteps);
+  job->visit(change, true);
   store_now(job);
 }
 

@@ -56,8 +56,9 @@ class OffloadAdamW(EngineOptimizer):
     tier="disk", `path` holds the states and the gradients that wait for the update, and host memory
     holds a ring of chunks, however large the model is [MemAscend, arXiv 2505.23254]. With
     tier="host" and policy="spill", AdamW changes the states in place. Host memory then holds 12
-    bytes a parameter, and one gradient, of the type `gradients`, for each backward of a step. With
-    policy="speculative" it holds 24 bytes, these gradients, and new weights.
+    bytes a parameter (5 to 8 with another `state_codec`), and one gradient, of the type
+    `gradients`, for each backward of a step. With policy="speculative" it holds the states twice,
+    these gradients, and new weights.
 
     With tier="disk", a step is durable when the first gradient of the next step has come, or when
     `commit()` or `close()` has returned. After a crash at any moment the store holds the last
@@ -160,7 +161,7 @@ class OffloadAdamW(EngineOptimizer):
         ------
         InvalidArgument
             The optimizer has taken steps or loaded a state already, or the store's steps were
-            taken with another codec.
+            taken with another codec, or rounded with another seed.
         """
         self._check_open()
         if not self._held:

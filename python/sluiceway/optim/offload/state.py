@@ -52,6 +52,12 @@ def codec_entry(optimizer: OffloadAdamW) -> dict[str, Any]:
     return {} if settings == WHOLE else {"arguments": settings}
 
 
+def _rounding_entry(optimizer: OffloadAdamW) -> dict[str, Any]:
+    """Return what the rounding of states depends on; empty for fp32."""
+    options = optimizer.options
+    return {} if options.state_codec == "fp32" else {"seed": options.seed}
+
+
 def with_frame(optimizer: OffloadAdamW, state_dict: Any) -> Any:
     """Convert a plain state of torch's own AdamW to our format; any other state stays as it is."""
     if not isinstance(state_dict, dict) or STATE_KEY in state_dict:
@@ -147,7 +153,7 @@ def take_masters(optimizer: OffloadAdamW) -> None:
 def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
     """Give the next commit a line of JSON and the user's bytes.
 
-    The line has counts, and the settings of a codec other than identity.
+    The line has counts, the settings of a codec other than identity, and the seed of rounded states.
 
     Raises
     ------
@@ -159,6 +165,7 @@ def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
         "loss_scale": list(optimizer.loss_scale.state()),
         "skipped_steps": optimizer.skipped_steps,
         **codec_entry(optimizer),
+        **_rounding_entry(optimizer),
     }
     optimizer.engine.set_run_state(json.dumps(counts).encode() + b"\n" + of_user)
 
@@ -176,7 +183,7 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
     Corrupt
         `note_run` did not write this line.
     InvalidArgument
-        The line was written with another codec. The text names the first difference.
+        The line was written with another codec or seed. The text names the first difference.
     """
     try:
         run = json.loads(optimizer.engine.run_state().partition(b"\n")[0])
@@ -189,6 +196,7 @@ def run_of_commit(optimizer: OffloadAdamW) -> dict[str, Any]:
     if not known:
         raise Corrupt(f"resume: format of the run state is {run['format']}, expected {_RUN_FORMAT}")
     check_settings("resume", settings, optimizer.core_settings)
+    check_settings("resume", run, _rounding_entry(optimizer))
     return run
 
 

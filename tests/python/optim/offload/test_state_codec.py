@@ -79,11 +79,22 @@ def test_the_seed_decides_the_rounding():
     assert not torch.equal(other["up.weight"], same[0]["up.weight"])
 
 
+def mixed(seed: int = 0) -> Words:
+    """Weights in bf16 that share chunks with norms in f32."""
+    model = narrow(seed)
+    model.norm.float()
+    model.norm.register_forward_pre_hook(lambda _, args: (args[0].float(),))
+    model.norm.register_forward_hook(lambda _, args, out: out.bfloat16())
+    return model
+
+
 @pytest.mark.parametrize("codec", CODECS)
-def test_chunks_do_not_matter(codec):
-    weights, _ = trained(words(), state_codec=codec)
-    found, _ = trained(words(), state_codec=codec, chunk=4 * CHUNK)
+@pytest.mark.parametrize("model_of", [words, narrow, mixed])
+def test_chunks_do_not_matter(codec, model_of):
+    weights, states = trained(model_of(), state_codec=codec)
+    found, found_states = trained(model_of(), state_codec=codec, chunk=4 * CHUNK)
     assert_equal(found, weights)
+    assert_equal(found_states, states)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -134,6 +145,46 @@ def test_a_state_of_fp32_or_of_torch_loads_rounded(codec):
                 if "exp_avg" in name:
                     scale = expected[name].abs().max().item()
                     assert torch.allclose(value, expected[name], rtol=0.1, atol=0.02 * scale), name
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("model_of", [narrow, mixed])
+def test_masters_of_a_loaded_state_still_round_to_their_weights(codec, model_of, tmp_path):
+    with offload(model := model_of()) as opt:
+        run(model, opt, STEPS)
+        saved = opt.state_dict()
+    with offload(other := model_of(5), tmp_path, state_codec=codec) as opt:
+        other.load_state_dict(model.state_dict())
+        opt.load_state_dict(saved)
+        expected = weights_of(other)
+        for number, weight in enumerate(opt.weights):
+            master = opt.engine.tensor_state(number)["master"]
+            assert torch.equal(master.to(weight.parameter.dtype), weight.parameter), weight.name
+    with offload(again := model_of(6), tmp_path, state_codec=codec) as opt:
+        assert opt.resume() == STEPS
+        assert_equal(weights_of(again), expected)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_huge_gradient_spoils_no_other_element(codec):
+    model = nn.Linear(600, 1, bias=False)
+    with offload(model, state_codec=codec) as opt:
+        for _ in range(3):
+            (model.weight * 1e25)[0, 5].backward()
+            opt.step()
+            opt.zero_grad()
+        opt.synchronize()
+        assert torch.isfinite(model.weight).all()
+
+
+def test_a_store_goes_on_with_the_seed_that_it_was_made_with(tmp_path):
+    with offload(model := narrow(), tmp_path, state_codec="8bit", seed=1) as opt:
+        run(model, opt, 1)
+    with offload(narrow(), tmp_path, state_codec="8bit", seed=2) as opt:
+        with pytest.raises(sw.InvalidArgument, match="seed was 1 when it was saved, here it is 2"):
+            opt.resume()
+    with offload(narrow(), tmp_path, state_codec="8bit", seed=1) as opt:
+        assert opt.resume() == 1
 
 
 def test_a_store_of_another_codec_is_refused(tmp_path):
