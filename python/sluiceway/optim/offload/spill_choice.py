@@ -26,7 +26,7 @@ from sluiceway.machine.placement import DTYPES
 # Bytes per element of two moments, and of a bf16 weight's master. Other masters have 4.
 _STATE_BYTES = {"fp32": (8, 4), "bf16": (4, 2), "8bit": (2, 3)}
 # Nanoseconds in which one core rounds an element's states (experiments/bench, state_codec_bench).
-_ROUNDING_NS = {"fp32": 0.0, "bf16": 2.0, "8bit": 4.0}
+_ROUNDING_NS = {"fp32": 0.0, "bf16": 2.0, "8bit": 5.0}
 # Rates of an ordinary machine.
 _DISK_GBPS = 3.0
 _HOST_GBPS = 10.0

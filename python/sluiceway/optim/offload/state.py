@@ -153,7 +153,8 @@ def take_masters(optimizer: OffloadAdamW) -> None:
 def note_run(optimizer: OffloadAdamW, of_user: bytes = b"") -> None:
     """Give the next commit a line of JSON and the user's bytes.
 
-    The line has counts, the settings of a codec other than identity, and the seed of rounded states.
+    The line has counts, the settings of a codec other than identity, and the seed of states that
+    are rounded.
 
     Raises
     ------

@@ -111,7 +111,7 @@ class LockStep:
         Returns
         -------
         list
-            The result of each forward pass.
+            The result of each forward pass. All threads have ended.
 
         Raises
         ------
@@ -138,6 +138,8 @@ class LockStep:
             except BaseException:
                 self._end_all()
                 raise
+        for forward in self._forwards:
+            forward.thread.join()
         return [forward.result for forward in self._forwards]
 
     def _turn(self, number: int, quiet: Undisturbed) -> None:

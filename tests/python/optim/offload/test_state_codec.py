@@ -180,9 +180,12 @@ def test_a_huge_gradient_spoils_no_other_element(codec):
 def test_a_store_goes_on_with_the_seed_that_it_was_made_with(tmp_path):
     with offload(model := narrow(), tmp_path, state_codec="8bit", seed=1) as opt:
         run(model, opt, 1)
-    with offload(narrow(), tmp_path, state_codec="8bit", seed=2) as opt:
-        with pytest.raises(sw.InvalidArgument, match="seed was 1 when it was saved, here it is 2"):
-            opt.resume()
+    say = "seed was 1 when it was saved, here it is 2"
+    with (
+        offload(narrow(), tmp_path, state_codec="8bit", seed=2) as opt,
+        pytest.raises(sw.InvalidArgument, match=say),
+    ):
+        opt.resume()
     with offload(narrow(), tmp_path, state_codec="8bit", seed=1) as opt:
         assert opt.resume() == 1
 
