@@ -93,11 +93,20 @@ void load_bf16(const bf16* stored, std::size_t n, float* out) {
   if (i < n) FirstLanes{n - i}.store(d, FirstLanes{n - i}.load(d, stored + i), out + i);
 }
 
+// Returns 2 where the bf16 nearest to an f32 is further from zero, else 0.
+HWY_INLINE StateBits two_if_up(StateBits bits) {
+  const StateTag d;
+  const U32<StateTag> du;
+  const StateInt di;
+  const auto nearest = hn::ShiftLeft<16>(bf16_nearest_bits(d, hn::BitCast(d, bits)));
+  const auto is_up = hn::Gt(hn::BitCast(di, nearest), hn::BitCast(di, bits));
+  return hn::IfThenElseZero(hn::RebindMask(du, is_up), hn::Set(du, 2));
+}
+
 void store_24(const float* x, std::size_t n, const RoundingNoise& from, bf16* hi,
               std::uint8_t* low) {
   const StateTag d;
   const U32<StateTag> du;
-  const StateInt di;
   const Noise noise(from);
   for (std::size_t i = 0; i < n; i += kStateBlock) {
     const std::size_t count = std::min(kStateBlock, n - i);
@@ -114,11 +123,8 @@ void store_24(const float* x, std::size_t n, const RoundingNoise& from, bf16* hi
       auto top = hn::ShiftRight<8>(hn::Add(bits, hn::And(random, hn::Set(du, 0xFF))));
       const auto byte = hn::And(top, hn::Set(du, 0xFF));
       // Where the byte is 0x80: up or down, at random or to where the nearest bf16 is.
-      const auto nearest = hn::ShiftLeft<16>(bf16_nearest_bits(d, hn::BitCast(d, bits)));
-      const auto is_up =
-          hn::RebindMask(du, hn::Gt(hn::BitCast(di, nearest), hn::BitCast(di, bits)));
-      const auto step = noise.to_nearest() ? hn::IfThenElseZero(is_up, hn::Set(du, 2))
-                                           : hn::And(hn::ShiftRight<7>(random), hn::Set(du, 2));
+      const auto step =
+          noise.to_nearest() ? two_if_up(bits) : hn::And(hn::ShiftRight<7>(random), hn::Set(du, 2));
       const auto beside = hn::Sub(hn::Add(top, step), hn::Set(du, 1));
       top = hn::IfThenElse(hn::Eq(byte, hn::Set(du, 0x80)), beside, top);
       const auto carry = hn::And(hn::ShiftRight<7>(top), hn::Set(du, 1));

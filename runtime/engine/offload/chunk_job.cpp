@@ -18,7 +18,7 @@ std::size_t stream_bytes(const PlannedChunk& chunk, DType dtype) {
 std::vector<std::size_t> parts_of(StateSet states, const StateForm& form) {
   if (states == StateSet::kNone) return {};
   if (states == StateSet::kMasters) return {form.master_part()};
-  std::vector<std::size_t> all(form.bytes() / form.part_bytes());
+  std::vector<std::size_t> all(form.parts());
   std::iota(all.begin(), all.end(), std::size_t{0});
   return all;
 }

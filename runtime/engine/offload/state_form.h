@@ -54,8 +54,9 @@ class StateForm {
   static constexpr std::size_t parts(StateCodec codec) noexcept {
     return codec == StateCodec::kFp32 ? kStateStreams : 1;
   }
+  std::size_t parts() const noexcept { return parts(codec_); }
   std::size_t part_bytes() const noexcept;  // Whole blocks.
-  std::size_t bytes() const noexcept { return parts(codec_) * part_bytes(); }
+  std::size_t bytes() const noexcept { return parts() * part_bytes(); }
   // Returns the part that has the masters.
   std::size_t master_part() const noexcept { return is_plain() ? kMaster : 0; }
 

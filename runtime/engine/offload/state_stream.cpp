@@ -63,7 +63,7 @@ std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, const Types&
   const std::uint64_t chunks = plan.chunks().size();
   const auto elems = static_cast<std::uint64_t>(plan.chunk_elems());
   const std::size_t parts = StateForm::parts(types.codec);
-  // With one chunk or none of full size, f32 states have room for a full one.
+  // As in stores of earlier versions: room for a full chunk, even if no chunk is full.
   if (types.codec == StateCodec::kFp32) widest = elems * sizeof(float);
   return {{RegionKind::kState, widest, parts * chunks, slots},
           {RegionKind::kGradient, elems * width, chunks, micro_batches}};

@@ -54,7 +54,7 @@ class _StateOptions(Options):
         "fp32",
         "Format of stored moments and masters. fp32 takes 12 bytes a parameter and has the bits of "
         "AdamW. bf16 takes 6 for a bf16 weight, which is its own master, and 8 for others. 8bit "
-        "takes 5.04 for a bf16 weight, whose master has 24 bits, and 6.04 for others; its moments "
+        "takes 5.03 for a bf16 weight, whose master has 24 bits, and 6.03 for others; its moments "
         "share a scale in blocks of 256. Both round up or down at random from `seed`, so that the "
         "mean is exact. hilo is not available yet.",
         to=["engine"],

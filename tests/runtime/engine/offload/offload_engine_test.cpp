@@ -369,18 +369,22 @@ TEST(OffloadEngineStoreTest, ARunThatIsNotTakenOverIsNotOverwritten) {
               ThrowsMessage<InvalidArgument>(HasSubstr("call resume()")));
 }
 
+void copy_states(OffloadEngine& from, OffloadEngine& to) {
+  for (int t = 0; t < static_cast<int>(from.size()); ++t) {
+    const auto count = static_cast<std::size_t>(from.tensor(t).elems());
+    std::vector<float> m(count), v(count), master(count);
+    from.read_state(t, {m, v, master});
+    to.write_state(t, {m, v, master}, from.tensor_steps(t));
+  }
+}
+
 TEST(OffloadEngineStoreTest, StatesThatAreWrittenAreThoseOfTheNextStep) {
   OffloadEngine first(small_chunk_options(), kModel), second(small_chunk_options(), kModel);
   OffloadModel model(kModel, 19), other(kModel, 20);
   first.begin(model.tensors());
   second.begin(other.tensors());
   run_step(first, model, 1, 1);
-  for (int t = 0; t < model.size(); ++t) {
-    const auto count = static_cast<std::size_t>(kModel[static_cast<std::size_t>(t)].elems());
-    std::vector<float> m(count), v(count), master(count);
-    first.read_state(t, {m, v, master});
-    second.write_state(t, {m, v, master}, first.tensor_steps(t));
-  }
+  copy_states(first, second);
   second.set_committed_steps(1);
   second.commit();
   second.resume(other.tensors());
@@ -402,12 +406,7 @@ TEST(OffloadEngineStoreTest, RoundedStatesThatAreWrittenAreThoseOfTheNextStep) {
   first.begin(model.tensors());
   second.begin(other.tensors());
   for (std::int64_t step = 1; step <= 3; ++step) run_step(first, model, step, 1);
-  for (int t = 0; t < model.size(); ++t) {
-    const auto count = static_cast<std::size_t>(kModel[static_cast<std::size_t>(t)].elems());
-    std::vector<float> m(count), v(count), master(count);
-    first.read_state(t, {m, v, master});
-    second.write_state(t, {m, v, master}, first.tensor_steps(t));
-  }
+  copy_states(first, second);
   EXPECT_EQ(state_difference(second, first), "");
   second.set_committed_steps(3);
   second.commit();
