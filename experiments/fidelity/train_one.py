@@ -91,8 +91,12 @@ def loss_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def mean_loss(model: torch.nn.Module, sequences: Sequences) -> float:
-    """Mean loss in nats a byte."""
+def mean_loss(
+    model: torch.nn.Module,
+    sequences: Sequences,
+    loss_of: Callable[[torch.nn.Module, Batch], torch.Tensor] = loss_of,
+) -> float:
+    """Mean loss in nats a byte; `loss_of` computes that of a batch."""
     model.eval()
     total, count = 0.0, 0
     for batch in in_order(sequences, 16):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from sluiceway import OffloadAdamW
-from sluiceway.text.batches import Batch, Batches, Sequences, in_order
+from sluiceway.text.batches import Batch, Batches
 from torch import nn
 from torch.func import functional_call
 
@@ -26,7 +26,7 @@ from experiments.fidelity.methods import WEIGHT_DECAY
 from experiments.fidelity.stages import MODELS, SHIFTS, Results
 from experiments.fidelity.tables import number, table
 from experiments.fidelity.tasks import load_model, load_text
-from experiments.fidelity.train_one import MAX_NORM, MICRO_BATCH, Job, rate_factor
+from experiments.fidelity.train_one import MAX_NORM, MICRO_BATCH, Job, mean_loss, rate_factor
 from experiments.harness import Row, Study, commits, run_study
 
 CODECS = ("fp32", "bf16", "8bit")
@@ -44,24 +44,12 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
     return functional_call(model, wide, kwargs={**batch.inputs, "use_cache": False}).loss
 
 
-@torch.no_grad()
-def mean_loss(model: nn.Module, sequences: Sequences) -> float:
-    """Mean loss in nats a byte."""
-    model.eval()
-    total, count = 0.0, 0
-    for batch in in_order(sequences, 16):
-        total += loss_of(model, batch).item() * batch.learned
-        count += batch.learned
-    model.train()
-    return total / count
-
-
 def measured(job: Job) -> Row:
     """Fine-tune and return the row; the method names the weights' dtype and the codec."""
     torch.manual_seed(job.seed)
     weights, codec = job.method.split("+")
     text, model = load_text(job.shift), load_model(job.model).to(WEIGHTS[weights])
-    before = {"final": mean_loss(model, text.final)}
+    before = {"final": mean_loss(model, text.final, loss_of)}
     trained = [p for p in model.parameters() if p.requires_grad]
     batches, began = Batches(text.train, MICRO_BATCH, job.seed), time.process_time()
     with OffloadAdamW(model, weight_decay=WEIGHT_DECAY, gradients="bf16", accumulate=1,
@@ -73,7 +61,7 @@ def measured(job: Job) -> Row:
             torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)
             optimizer.step()
             optimizer.zero_grad()
-        after = {"final": mean_loss(model, text.final)}
+        after = {"final": mean_loss(model, text.final, loss_of)}
     seconds = time.process_time() - began
     return {**asdict(job), "before": before, "after": after, "cpu_seconds": seconds}
 
