@@ -1,3 +1,8 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cstdint>
+
 #include "kernels/base/checksum.h"
 #include "python/bindings/bind_offload_state.h"
 #include "python/bindings/dtype_name.h"
@@ -14,12 +19,13 @@ namespace {
 
 void bind_tensor_spec(py::module_& m) {
   py::class_<TensorSpec>(m, "TensorSpec", "A parameter that an offload engine trains.")
-      .def(py::init([](std::string name, const at::Tensor& weight, bool compressed) {
+      .def(py::init([](std::string name, const at::Tensor& weight, bool compressed, bool streamed) {
              return TensorSpec{std::move(name), weight.sizes().vec(),
-                               dtype_of_tensor(weight, "weight"), compressed};
+                               dtype_of_tensor(weight, "weight"), compressed, streamed};
            }),
-           py::arg("name"), py::arg("weight"), py::arg("compressed"),
-           "compressed: its gradient crosses as a core, where chunks are its own.");
+           py::arg("name"), py::arg("weight"), py::arg("compressed"), py::arg("streamed") = false,
+           "compressed: its gradient crosses as a core, where chunks are its own. streamed: its "
+           "weight is in the store, for a forward to read; chunks must be its own.");
 }
 
 CoreSpill parse_spill(const std::string& name) {
@@ -122,6 +128,49 @@ void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient,
   engine.add_gradient(tensor, g, keep, compute);
 }
 
+at::Tensor tensor_over(void* data, const TensorSpec& spec, DeviceId device) {
+  const at::Device where =
+      device.is_host() ? at::Device(at::kCPU)
+                       : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.ordinal()));
+  return at::from_blob(data, spec.shape,
+                       at::TensorOptions().dtype(type_of_dtype(spec.dtype)).device(where));
+}
+
+WeightFetch::Phase phase_of(bool backward) {
+  return backward ? WeightFetch::Phase::kBackward : WeightFetch::Phase::kForward;
+}
+
+std::vector<at::Tensor> acquire_block(OffloadEngine& engine, int block, bool backward,
+                                      const StreamRef& compute) {
+  std::vector<const void*> found;
+  {
+    const GilReleased unlocked;
+    found = engine.fetch().acquire(phase_of(backward), block, compute);
+  }
+  std::vector<at::Tensor> weights;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const TensorSpec& spec = engine.tensor(engine.fetch().tensors_of(block)[i]);
+    weights.push_back(tensor_over(const_cast<void*>(found[i]), spec, compute.device()));
+  }
+  return weights;
+}
+
+at::Tensor read_weight(OffloadEngine& engine, int index) {
+  const TensorSpec& spec = engine.tensor(index);
+  const auto bytes = static_cast<std::int64_t>(engine.read_bytes(index));
+  const auto block = static_cast<std::int64_t>(kBlockBytes);  // Direct I/O reads to whole blocks.
+  const at::Tensor room = at::empty({bytes + block}, at::TensorOptions().dtype(at::kByte));
+  const auto past =
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(room.data_ptr()) % kBlockBytes);
+  const at::Tensor blocks = room.narrow(0, (block - past) % block, bytes);
+  {
+    const GilReleased unlocked;
+    engine.read_weight(index, {static_cast<std::byte*>(blocks.data_ptr()), blocks.nbytes()});
+  }
+  const auto exact = spec.elems() * static_cast<std::int64_t>(size_bytes(spec.dtype));
+  return blocks.narrow(0, 0, exact).view(type_of_dtype(spec.dtype)).view(spec.shape);
+}
+
 // Each is (lr, beta1, beta2, eps, weight_decay).
 using Hypers = std::vector<std::array<double, 5>>;
 
@@ -195,6 +244,7 @@ py::typing::Dict<py::str, py::int_> footprint(
   result["table_bytes"] = found.table_bytes;
   result["stored_elems"] = found.stored_elems;
   result["state_bytes"] = found.state_bytes;
+  result["copied_bytes"] = found.copied_bytes;
   result["core_weights"] = found.cores.weights;
   result["core_elems"] = found.cores.elems;
   result["core_stored_elems"] = found.cores.stored_elems;
@@ -237,6 +287,15 @@ void bind_offload_engine(py::module_& m) {
       "the device "
       "is a CUDA device; park_room: host "
       "bytes that are left for weights that wait for the decision of a speculative step.");
+  m.def(
+      "fetch_footprint",
+      [](const std::vector<TensorSpec>& tensors, const std::vector<std::vector<int>>& blocks,
+         int ahead) {
+        const SlotPlan plan = WeightFetch::plan(tensors, blocks, ahead);
+        return std::pair(plan.bytes, plan.staging_bytes);
+      },
+      py::arg("tensors"), py::arg("blocks"), py::arg("ahead"),
+      "Bytes on the device, and of page-locked memory, that an engine's stream() takes.");
   m.def("bits_checksum", &bits_checksum, py::arg("tensor"),
         "XXH3, 64 bits, of a tensor's elements: who changes one without telling autograd is seen.");
   m.def("decompress_seconds", &seconds_of_element, py::arg("cores"), py::arg("m"), py::arg("n"),
@@ -263,6 +322,18 @@ void bind_offload_engine(py::module_& m) {
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("own_factors"), py::arg("norm"),
            py::arg("compute"), "Updates come after all that `compute` was given by now.")
+      .def("stream", &OffloadEngine::stream, py::arg("blocks"), py::arg("ahead"), unlocked,
+           "Once, after begin() or resume(): blocks are lists of streamed tensors.")
+      .def("acquire_block", &acquire_block, py::arg("block"), py::arg("backward"),
+           py::arg("compute"), "The block's weights on the device, until release_block().")
+      .def(
+          "release_block",
+          [](OffloadEngine& e, int block, bool backward, const StreamRef& compute) {
+            e.fetch().release(phase_of(backward), block, compute);
+          },
+          py::arg("block"), py::arg("backward"), py::arg("compute"), unlocked)
+      .def("read_weight", &read_weight, py::arg("tensor"),
+           "A copy of a streamed weight after the last step, in host memory.")
       .def("take_stats", &take_stats)
       .def("describe", &describe, py::arg("tensor"));
   bind_offload_state(engine);

@@ -47,6 +47,20 @@ void load_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_
   engine.write_state(tensor, state, step);
 }
 
+void begin(OffloadEngine& engine, const std::vector<at::Tensor>& weights, const StreamRef& compute,
+           const std::optional<py::typing::Callable<at::Tensor(int)>>& streamed) {
+  const std::vector<AnyMatrix> views = views_of(weights);
+  at::Tensor held;
+  const auto weight_of = [&](int index) {
+    const GilHeld locked;
+    held = (*streamed)(index).cast<at::Tensor>();
+    check_host(held, "a streamed weight");
+    return matrix_view(held.reshape({1, -1}), "a streamed weight");
+  };
+  const GilReleased unlocked;
+  engine.begin(views, compute, streamed ? OffloadEngine::HostWeight(weight_of) : nullptr);
+}
+
 void set_run_state(OffloadEngine& engine, std::string_view state) {
   engine.set_run_state(std::as_bytes(std::span(state)));
 }
@@ -79,13 +93,9 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
                              "Generation and step of the last commit, and of a pinned one.")
       .def(
           "begin",
-          [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {
-            const std::vector<AnyMatrix> views = views_of(weights);
-            const GilReleased free;
-            e.begin(views, compute);
-          },
-          py::arg("weights"), py::arg("compute"),
-          "Zero moments, and masters that are the weights: step 0.")
+          &begin, py::arg("weights"), py::arg("compute"), py::arg("streamed"),
+          "Zero moments, and masters that are the weights: step 0. streamed(number) gives the "
+          "weight of a streamed tensor on the host; of these, `weights` may be empty.")
       .def(
           "resume",
           [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {

@@ -30,6 +30,18 @@ inline DType dtype_of_tensor(const at::Tensor& tensor, const char* what) {
   }
 }
 
+inline at::ScalarType type_of_dtype(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kBF16:
+      return at::kBFloat16;
+  }
+  return at::kFloat;
+}
+
 inline void check_host(const at::Tensor& tensor, const char* what) {
   if (!tensor.device().is_cpu()) {
     throw Unavailable(concat(what, ": is on ", tensor.device().str(),

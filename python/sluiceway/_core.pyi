@@ -41,6 +41,7 @@ __all__: list[str] = [
     "draw_noise",
     "drive_properties",
     "drive_rates",
+    "fetch_footprint",
     "flush_denormals",
     "host_allocated_bytes",
     "host_peak_bytes",
@@ -468,9 +469,11 @@ class TensorSpec:
     """
     A parameter that an offload engine trains.
     """
-    def __init__(self, name: str, weight: torch.Tensor, compressed: bool) -> None:
+    def __init__(
+        self, name: str, weight: torch.Tensor, compressed: bool, streamed: bool = False
+    ) -> None:
         """
-        compressed: its gradient crosses as a core, where chunks are its own.
+        compressed: its gradient crosses as a core, where chunks are its own. streamed: its weight is in the store, for a forward to read; chunks must be its own.
         """
 
 class CoreOptions:
@@ -506,15 +509,26 @@ class OffloadEngine(GatedEngine):
     def __init__(
         self, options: OffloadEngineOptions, tensors: collections.abc.Sequence[TensorSpec]
     ) -> None: ...
+    def acquire_block(
+        self, block: typing.SupportsInt, backward: bool, compute: Stream
+    ) -> list[torch.Tensor]:
+        """
+        The block's weights on the device, until release_block().
+        """
     def add_gradient(
         self, tensor: typing.SupportsInt, gradient: torch.Tensor, compute: Stream
     ) -> None:
         """
         A whole gradient as one row; its storage is kept until it has left the device.
         """
-    def begin(self, weights: collections.abc.Sequence[torch.Tensor], compute: Stream) -> None:
+    def begin(
+        self,
+        weights: collections.abc.Sequence[torch.Tensor],
+        compute: Stream,
+        streamed: collections.abc.Callable[[typing.SupportsInt], torch.Tensor] | None,
+    ) -> None:
         """
-        Zero moments, and masters that are the weights: step 0.
+        Zero moments, and masters that are the weights: step 0. streamed(number) gives the weight of a streamed tensor on the host; of these, `weights` may be empty.
         """
     def commit(self) -> None: ...
     def describe(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]: ...
@@ -551,6 +565,11 @@ class OffloadEngine(GatedEngine):
         """
         Commit, for good until the next pin.
         """
+    def read_weight(self, tensor: typing.SupportsInt) -> torch.Tensor:
+        """
+        A copy of a streamed weight after the last step, in host memory.
+        """
+    def release_block(self, block: typing.SupportsInt, backward: bool, compute: Stream) -> None: ...
     def resume(self, weights: collections.abc.Sequence[torch.Tensor], compute: Stream) -> None:
         """
         The weights become what the masters of the last commit say.
@@ -572,6 +591,14 @@ class OffloadEngine(GatedEngine):
     ) -> tuple[bool, float, float]:
         """
         Updates come after all that `compute` was given by now.
+        """
+    def stream(
+        self,
+        blocks: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]],
+        ahead: typing.SupportsInt,
+    ) -> None:
+        """
+        Once, after begin() or resume(): blocks are lists of streamed tensors.
         """
     def take_stats(self) -> dict[str, typing.Any]: ...
     def tensor_state(self, tensor: typing.SupportsInt) -> dict[str, typing.Any]:
@@ -938,6 +965,15 @@ def drive_rates(
     Overwrite the first blocks of a file, or of a whole device that holds nothing, then measure each mix: read, write or both.
 
     Each takes `seconds`, and so long as what is in flight then. What drive_properties() says, memory_bytes, huge_bytes of it, and rates: mix, bytes, seconds, processor_seconds.
+    """
+
+def fetch_footprint(
+    tensors: collections.abc.Sequence[TensorSpec],
+    blocks: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]],
+    ahead: typing.SupportsInt,
+) -> tuple[int, int]:
+    """
+    Bytes on the device, and of page-locked memory, that an engine's stream() takes.
     """
 
 def flush_denormals(on: bool) -> bool:

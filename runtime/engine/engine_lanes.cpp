@@ -43,8 +43,12 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
       resident_(budget_.reserve(Tier::kDevice, options.resident_bytes, "the model")),
       trace_(options.trace ? options.trace : std::make_shared<Trace>()),
       device_row_(trace_->add_row("device")),
-      d2h_(options.device, LinkDirection::kDeviceToHost, options.d2h),
-      h2d_(options.device, LinkDirection::kHostToDevice, options.h2d) {
+      d2h_(options.links_of ? options.links_of->d2h_
+                            : std::make_shared<LinkCopy>(
+                                  options.device, LinkDirection::kDeviceToHost, options.d2h)),
+      h2d_(options.links_of ? options.links_of->h2d_
+                            : std::make_shared<LinkCopy>(
+                                  options.device, LinkDirection::kHostToDevice, options.h2d)) {
   if (!device_.is_host()) stall_clock_.emplace([this] { return make_time_mark(device_); });
   Executor::Config config;
   config.plan = plan;
@@ -129,8 +133,8 @@ std::vector<LayerCost> EngineLanes::measured_costs() const {
 
 EngineUse EngineLanes::take_use() {
   EngineUse use;
-  const std::uint64_t d2h = d2h_.bytes();
-  const std::uint64_t h2d = h2d_.bytes();
+  const std::uint64_t d2h = d2h_->bytes();
+  const std::uint64_t h2d = h2d_->bytes();
   use.d2h_bytes = d2h - std::exchange(counted_d2h_, d2h);
   use.h2d_bytes = h2d - std::exchange(counted_h2d_, h2d);
   use.stall_seconds = stall_clock_ ? stall_clock_->take() : std::exchange(stall_seconds_, 0);

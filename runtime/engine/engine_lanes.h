@@ -62,6 +62,7 @@ class EngineLanes {
 
     DeviceId device;
     LinkCopy::Config d2h, h2d;
+    const EngineLanes* links_of = nullptr;  // Whose links to share; null: own links of this pace.
     Budget::Limits limits{};
     std::optional<Budget> budget = {};  // Shared with other users of it; else owned.
     std::shared_ptr<Trace> trace = {};  // Shared with earlier or later lanes; else owned.
@@ -82,8 +83,8 @@ class EngineLanes {
   Trace& trace() noexcept { return *trace_; }
   const std::shared_ptr<Trace>& shared_trace() const noexcept { return trace_; }
   Trace::Row device_row() const noexcept { return device_row_; }
-  LinkCopy& d2h() noexcept { return d2h_; }
-  LinkCopy& h2d() noexcept { return h2d_; }
+  LinkCopy& d2h() noexcept { return *d2h_; }
+  LinkCopy& h2d() noexcept { return *h2d_; }
   Executor& executor() noexcept { return *executor_; }
   const Executor& executor() const noexcept { return *executor_; }
 
@@ -116,7 +117,7 @@ class EngineLanes {
   Budget::Reservation resident_;
   std::shared_ptr<Trace> trace_;
   Trace::Row device_row_;
-  LinkCopy d2h_, h2d_;
+  std::shared_ptr<LinkCopy> d2h_, h2d_;
   std::optional<StallClock> stall_clock_;  // Only on a CUDA device; tasks of its lane refer to it.
   std::vector<Stream> streams_;
   std::unique_ptr<Executor> executor_;  // Declared after the streams: it drains before they end.

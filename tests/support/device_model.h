@@ -79,8 +79,11 @@ class DeviceModel {
     return f32(gradients_, i, (i * counts_.steps + step) * counts_.micro_batches + micro);
   }
 
-  // Copies a weight in the stream that computes.
-  void look(int i, int look) const { compress(seen_view(i, look), 0.0F, weight(i), compute_); }
+  // Copies a weight in the stream that computes; also one in other memory.
+  void look(int i, int look) const { this->look(i, look, weight(i)); }
+  void look(int i, int look, const AnyMatrix& weight) const {
+    compress(seen_view(i, look), 0.0F, weight, compute_);
+  }
   // Returns a snapshot, once the stream is done.
   Matrix seen(int i, int look) const {
     Matrix matrix(spec(i).rows, spec(i).cols);

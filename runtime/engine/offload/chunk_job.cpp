@@ -20,12 +20,13 @@ std::vector<std::size_t> parts_of(StateSet states, const StateForm& form) {
   if (states == StateSet::kMasters) return {form.master_part()};
   std::vector<std::size_t> all(form.parts());
   std::iota(all.begin(), all.end(), std::size_t{0});
+  if (form.weight_bytes() > 0) all.push_back(StateForm::kWeight);
   return all;
 }
 
 // Returns the bytes of a copied weight's element, the widest of the chunk; 0: none is copied.
 std::size_t width_of_copies(const ChunkJob& job, const StateStream::Types& types) {
-  if (job.travelling.empty()) return 0;
+  if (job.travelling.empty() || job.form.is_streamed()) return 0;
   std::size_t width = 0;
   for (const ChunkPiece& piece : job.chunk.pieces) {
     const DType dtype = types.weights[static_cast<std::size_t>(piece.tensor)];
@@ -87,10 +88,20 @@ ChunkJob::ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with, StateSe
     : index(number),
       chunk(of),
       update(std::move(with)),
-      form(types.codec, of, types.weights),
+      form(types.codec, of, types.weights, types.streamed),
       travelling(parts_of(states, form)),
       filled(update.fill != nullptr),
       regions(filled ? 1 : static_cast<std::size_t>(update.extents)) {}
+
+std::size_t ChunkJob::state_bytes() const {
+  std::size_t bytes = 0;
+  for (const std::size_t part : travelling) bytes += form.bytes_of(part);
+  return bytes;
+}
+
+std::size_t ChunkJob::fetched_bytes() const {
+  return state_bytes() - (form.is_copy() ? form.weight_bytes() : 0);
+}
 
 std::size_t ChunkJob::extent_bytes(const StateStream::Types& types) const {
   return stream_bytes(chunk, types.gradient);
@@ -111,7 +122,7 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
     return taken;
   };
   if (!types.in_place) {
-    for (const std::size_t part : travelling) parts[part] = next(form.part_bytes());
+    for (const std::size_t part : travelling) parts[part] = next(form.bytes_of(part));
   }
   const std::size_t leased = leased_gradients(*this, types);
   for (std::size_t i = 0; i < leased; ++i) gradients.push_back(next(extent_bytes(types)));
@@ -123,35 +134,37 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
 std::span<std::byte> ChunkJob::weight_of(const ChunkPiece& piece, DType dtype) const {
   const auto first = static_cast<std::size_t>(piece.at);
   const std::size_t bytes = static_cast<std::size_t>(piece.elems) * size_bytes(dtype);
-  const bool is_held = copy_width < size_bytes(dtype);
-  return is_held ? form.weight(parts, piece) : copy.subspan(first * copy_width, bytes);
+  const bool is_stored = copy_width < size_bytes(dtype);
+  return is_stored ? form.weight(parts, piece) : copy.subspan(first * copy_width, bytes);
 }
 
 void ChunkJob::visit(const StateStream::Visit& act, bool writes) {
   for (const ChunkPiece& piece : chunk.pieces) {
-    if (form.is_plain()) {
-      act(piece, form.in_place(parts, piece));
-      continue;
-    }
-    const auto elems = static_cast<std::size_t>(piece.elems);
-    std::vector<float> m(elems), v(elems), master(elems);
-    const StateForm::PieceState state{m, v, master};
-    const auto each_tile = [&](const auto& pass) {
-      for (std::size_t at = 0; at < elems; at += StateForm::kTileElems) {
-        const std::size_t count = std::min(StateForm::kTileElems, elems - at);
-        pass(at, {state[0].subspan(at, count), state[1].subspan(at, count),
-                  state[2].subspan(at, count)});
-      }
-    };
-    each_tile([&](std::size_t at, const StateForm::PieceState& tile) {
-      form.load(parts, piece, at, tile);
-    });
-    act(piece, state);
-    if (!writes) continue;
-    each_tile([&](std::size_t at, const StateForm::PieceState& tile) {
-      form.store(parts, piece, at, tile, {});
-    });
+    visit_piece(piece, act, writes);
+    if (writes && form.is_copy()) form.copy_weight(parts, piece);
   }
+}
+
+void ChunkJob::visit_piece(const ChunkPiece& piece, const StateStream::Visit& act, bool writes) {
+  if (form.is_plain()) return act(piece, form.in_place(parts, piece));
+  const auto elems = static_cast<std::size_t>(piece.elems);
+  std::vector<float> m(elems), v(elems), master(elems);
+  const StateForm::PieceState state{m, v, master};
+  const auto each_tile = [&](const auto& pass) {
+    for (std::size_t at = 0; at < elems; at += StateForm::kTileElems) {
+      const std::size_t count = std::min(StateForm::kTileElems, elems - at);
+      pass(at,
+           {state[0].subspan(at, count), state[1].subspan(at, count), state[2].subspan(at, count)});
+    }
+  };
+  each_tile([&](std::size_t at, const StateForm::PieceState& tile) {
+    form.load(parts, piece, at, tile);
+  });
+  act(piece, state);
+  if (!writes) return;
+  each_tile([&](std::size_t at, const StateForm::PieceState& tile) {
+    form.store(parts, piece, at, tile, {});
+  });
 }
 
 // For a form that is not plain: in tiles that stay in the cache.
@@ -192,6 +205,7 @@ void ChunkJob::adam(const StateStream::Types& types) {
         });
       });
     });
+    if (form.is_copy()) form.clear_end(parts, piece);
     if (!form.holds(weight)) continue;
     const std::span<std::byte> held = form.weight(parts, piece);
     if (to.data() != held.data()) std::ranges::copy(held, to.begin());

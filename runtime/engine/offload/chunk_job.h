@@ -29,7 +29,10 @@ struct ChunkJob {
 
   std::size_t bytes(const StateStream::Types& types) const;         // Size of its lease.
   std::size_t extent_bytes(const StateStream::Types& types) const;  // Size of one gradient.
-  std::size_t state_bytes() const { return travelling.size() * form.part_bytes(); }
+  std::size_t state_bytes() const;                                  // Of the parts that travel,
+  std::size_t fetched_bytes() const;  // and of those that are fetched.
+  // Whether a part that travels is read; one that is a copy of others is only written.
+  bool is_fetched(std::size_t part) const { return part != StateForm::kWeight || !form.is_copy(); }
   std::size_t gradient_count() const noexcept {
     return regions + (update.gathered.empty() ? 0 : 1);
   }
@@ -55,6 +58,7 @@ struct ChunkJob {
   // Passes every piece's states to `act`, as f32. `writes`: stores what `act` leaves there, rounded
   // to nearest.
   void visit(const StateStream::Visit& act, bool writes);
+  void visit_piece(const ChunkPiece& piece, const StateStream::Visit& act, bool writes);
 
   // ---- For the pieces that have a gradient ----
   void adam(const StateStream::Types& types);

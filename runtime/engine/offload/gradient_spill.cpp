@@ -107,6 +107,7 @@ void GradientSpill::make_room(int chunk) {
   stream_.check_ring(chunk, needed);
   if (static_cast<std::uint64_t>(needed) <= slots) return;
   wait_written();
+  const auto changing = room_.changing();
   room_.add_slot(store_, StateStream::kGradientRegion);
 }
 

@@ -1,6 +1,8 @@
 #include "runtime/engine/offload/offload_engine.h"
 
 #include <algorithm>
+#include <exception>
+#include <future>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -50,6 +52,13 @@ std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradi
   return dtypes;
 }
 
+std::vector<std::uint8_t> streamed_of(const std::vector<TensorSpec>& tensors) {
+  std::vector<std::uint8_t> streamed;
+  streamed.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) streamed.push_back(tensor.streamed ? 1 : 0);
+  return streamed;
+}
+
 std::vector<std::uint64_t> names_of(const std::vector<TensorSpec>& tensors) {
   std::vector<std::uint64_t> names;
   names.reserve(tensors.size());
@@ -64,6 +73,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       weight_dtypes_(dtypes_of(tensors_, options_.gradient)),
+      streamed_(streamed_of(tensors_)),
       names_(names_of(tensors_)),
       plan_(elems_of(tensors_), options_.chunk_elems),
       groups_(plan_, static_cast<int>(tensors_.size())),
@@ -84,7 +94,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       exit_(lanes_, compute_, plan_, options_.gradient),
       cores_(lanes_, stream_, ring_, plan_, groups_, exit_, tensors_, options_.gradient,
              options_.cores, options_.policy),
-      park_(lanes_.budget(), plan_, weight_dtypes_,
+      park_(lanes_.budget(), plan_, weight_dtypes_, streamed_,
             is_speculative(options_) ? options_.park_bytes : 0),
       speculation_(lanes_, stream_, cores_, plan_, groups_, park_,
                    {is_speculative(options_), options_.gate.promised_backwards,
@@ -96,6 +106,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       steps_(tensors_.size()) {}
 
 OffloadEngine::~OffloadEngine() {
+  fetch_.reset();
   lanes_.stop();
   try {
     wait_for(compute_.ref());  // It may still use our memory.
@@ -113,7 +124,8 @@ StateStream::Types OffloadEngine::types() const noexcept {
           !lanes_.device().is_host(),
           options_.state_codec,
           options_.seed,
-          names_};
+          names_,
+          streamed_};
 }
 
 std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
@@ -142,11 +154,13 @@ void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char*
                   "; make a new optimizer after you change a parameter");
 }
 
-void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix> weights) const {
+void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix> weights,
+                                  bool streamed) const {
   SLUICEWAY_CHECK(weights.size() == tensors_.size(), "OffloadEngine: ", caller, " got ",
                   weights.size(), " tensors, expected the ", tensors_.size(),
                   " tensors that the engine trains");
   for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (!streamed && streamed_[i] != 0) continue;
     check_tensor(static_cast<int>(i), weights[i], "weight", tensors_[i].dtype);
   }
 }
@@ -165,23 +179,33 @@ void OffloadEngine::check_begun(const char* caller) const {
 
 // ---- Before the first step ----------------------------------------------------------------------
 
-void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute) {
-  check_weights("begin", tensors);
+void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute,
+                          const HostWeight& streamed) {
+  check_weights("begin", tensors, !streamed);
   check_stream("weights are", compute);
   const auto step = std::max<std::int64_t>(gate_.committed_steps(),
                                            static_cast<std::int64_t>(store_->live().step));
   SLUICEWAY_CHECK(is_new_ || step == 0,
                   "OffloadEngine: begin() would overwrite the run in the store, which is at step ",
                   step, "; call resume() to go on with it");
+  end_pass();
   if (begun_) synchronize();
   wait_for(compute);
+  int asked = -1;
+  AnyMatrix given;  // The tensor `asked`.
   stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
-    const AnyMatrix& from = tensors[at(piece.tensor)];
+    const bool is_given = streamed && is_streamed(piece.tensor);
+    if (is_given && asked != piece.tensor) {
+      given = streamed(piece.tensor);
+      asked = piece.tensor;
+      check_tensor(asked, given, "weight", tensor(asked).dtype);
+    }
+    const AnyMatrix& from = is_given ? given : tensors[at(piece.tensor)];
     with_type(from.dtype, [&](auto type) {
       using T = decltype(type);
       std::span<const T> values(static_cast<const T*>(from.data) + piece.first, master.size());
       std::vector<T> copy;
-      if (!lanes_.device().is_host()) {
+      if (!lanes_.device().is_host() && !is_given) {
         copy.resize(values.size());
         copy_device_bytes(lanes_.device(), copy.data(), values.data(), values.size_bytes());
         values = copy;
@@ -191,19 +215,22 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute)
   });
   std::ranges::fill(steps_, 0);
   gate_.set_committed_steps(0);
-  begun_ = uncommitted_ = true;
+  begun_ = true;
+  note_uncommitted(true);
   commit();
   is_new_ = false;
 }
 
 void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute) {
   SLUICEWAY_CHECK(!is_new_, "OffloadEngine: resume() found no run in the store; call begin()");
-  check_weights("resume", tensors);
+  check_weights("resume", tensors, false);
   check_stream("weights are", compute);
+  end_pass();
   if (begun_) synchronize();
   wait_for(compute);
   const Version version = written_version();
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
+    if (is_chunk_streamed(static_cast<int>(c))) continue;
     stream_.read(static_cast<int>(c), version,
                  [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
                    const AnyMatrix& into = tensors[at(piece.tensor)];
@@ -274,7 +301,10 @@ GradientNorm OffloadEngine::end_backward(bool norm) {
 
 void OffloadEngine::drop() {
   spill_.wait_written();  // Nothing may still write an extent that the next step begins.
-  if (speculation_.has_staged()) store_->drop();
+  if (speculation_.has_staged()) {
+    const auto changing = room_.changing();
+    store_->drop();
+  }
   gate_.drop();
   clear_gradients();
 }
@@ -293,6 +323,64 @@ void OffloadEngine::synchronize() {
   for (int group = 0; group < groups_.count(); ++group) wait(group);
 }
 
+// ---- Streamed weights
+// ----------------------------------------------------------------------------
+
+// While a step's gradients are gathered, everything is committed, and only updates that this step
+// may still take back are staged.
+void OffloadEngine::start_read(int index, std::span<std::byte> into, ChunkStore::Done done) {
+  lanes_.executor().wait(groups_.update(groups_.of_tensor(index)));
+  const auto changing = room_.changing();
+  stream_.read_weight(index, uncommitted_ ? Version::kStaged : Version::kLive, into,
+                      std::move(done));
+}
+
+void OffloadEngine::read_weight(int index, std::span<std::byte> into) {
+  check_begun("read_weight");
+  SLUICEWAY_CHECK(is_streamed(index) && into.size() == read_bytes(index),
+                  "OffloadEngine: read_weight() of ", tensor(index).name, " into ", into.size(),
+                  " bytes, expected a streamed tensor and ", read_bytes(index), " bytes");
+  std::promise<void> ended;
+  start_read(index, into, [&ended](const std::exception_ptr& error) {
+    error ? ended.set_exception(error) : ended.set_value();
+  });
+  ended.get_future().get();
+}
+
+void OffloadEngine::stream(const std::vector<std::vector<int>>& blocks, int ahead) {
+  check_begun("stream");
+  EngineLanes::Options lanes = options_.lanes;
+  lanes.budget = lanes_.budget();
+  lanes.trace = lanes_.shared_trace();
+  lanes.links_of = &lanes_;
+  lanes.resident_bytes = 0;
+  WeightFetch::Reader reader;
+  reader.bytes = [this](int index) { return read_bytes(index); };
+  reader.read = [this](int index, std::span<std::byte> into, ChunkStore::Done done) {
+    start_read(index, into, std::move(done));
+  };
+  reader.is_disk = !is_in_memory(options_.store);
+  fetch_ = std::make_unique<WeightFetch>(lanes, std::move(reader), tensors_, blocks, ahead);
+}
+
+WeightFetch& OffloadEngine::fetch() {
+  SLUICEWAY_CHECK(fetch_ != nullptr, "OffloadEngine: no blocks are streamed; call stream() first");
+  return *fetch_;
+}
+
+void OffloadEngine::end_pass() {
+  if (fetch_ != nullptr) fetch_->finish();
+}
+
+bool OffloadEngine::is_chunk_streamed(int chunk) const {
+  return is_streamed(plan_.chunks()[at(chunk)].pieces.front().tensor);
+}
+
+void OffloadEngine::note_uncommitted(bool uncommitted) {
+  const auto changing = room_.changing();
+  uncommitted_ = uncommitted;
+}
+
 // ---- The end -----------------------------------------------------------------------------------
 
 void OffloadEngine::end_work() {
@@ -304,6 +392,7 @@ void OffloadEngine::end_work() {
 OffloadStats OffloadEngine::take_stats() {
   OffloadStats stats;
   stats.use = lanes_.take_use();
+  if (fetch_ != nullptr) stats.use.stall_seconds += fetch_->take_stall_seconds();
   const std::vector<double>& seconds = stats.use.lane_seconds;
   stats.host_seconds = seconds[kHost];
   stats.fetch_seconds = seconds[kFetch];

@@ -31,6 +31,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,6 +51,7 @@
 #include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/offload/state_stream.h"
+#include "runtime/engine/offload/weight_fetch.h"
 #include "runtime/engine/offload/weight_park.h"
 #include "runtime/engine/step_gate.h"
 #include "runtime/memory/pinned_pool.h"
@@ -112,10 +114,14 @@ class OffloadEngine final : public GatedEngine {
 
   // ---- Before the first step: call begin() or resume() ----
   bool is_new() const noexcept { return is_new_; }  // The store has no states; begin() makes them.
+  // Returns a streamed tensor's weight in host memory, which lives until the next call.
+  using HostWeight = std::function<AnyMatrix(int index)>;
   // Both access the tensors after work already on `compute`, which they wait for, and
   // before later work. begin() makes zero moments and copies the model's tensors to the masters;
-  // commits step 0.
-  void begin(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host());
+  // commits step 0. With `streamed`, the weights of streamed tensors come from there, one after
+  // another.
+  void begin(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host(),
+             const HostWeight& streamed = {});
   // Overwrites the model's tensors from the masters of the last commit; steps continue from there.
   void resume(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host());
 
@@ -138,6 +144,18 @@ class OffloadEngine final : public GatedEngine {
   void drop() override;
   void acquire(int index, StreamRef compute) override;
   void synchronize() override;
+
+  // ---- Streamed weights (weight_fetch.h) ----
+  bool is_streamed(int index) const { return streamed_.at(at(index)) != 0; }
+  // Call once, before the first fetch(). `blocks`: numbers of their streamed tensors.
+  void stream(const std::vector<std::vector<int>>& blocks, int ahead);
+  // Brings blocks to the device. step() ends its pass, and begins the next one when its updates are
+  // enqueued; every other call that changes weights ends the pass. InvalidArgument: no stream()
+  // yet.
+  WeightFetch& fetch();
+  // Copies the weight after the last step into host memory: whole blocks, read_bytes() of them.
+  std::uint64_t read_bytes(int index) const { return stream_.read_bytes(index); }
+  void read_weight(int index, std::span<std::byte> into);
 
   // ---- Durability ----
   // Sets the bytes that the next commits store beside the states. InvalidArgument: more than the
@@ -172,7 +190,8 @@ class OffloadEngine final : public GatedEngine {
   bool in_place() const noexcept;
   std::unique_ptr<ChunkStore> open_store();
   void check_tensor(int index, const AnyMatrix& matrix, const char* what, DType dtype) const;
-  void check_weights(const char* caller, std::span<const AnyMatrix> weights) const;
+  // `streamed`: also of streamed tensors.
+  void check_weights(const char* caller, std::span<const AnyMatrix> weights, bool streamed) const;
   void check_request(const OffloadRequest& request) const;
   void check_begun(const char* caller) const;
   void check_stream(const char* what, StreamRef compute) const;
@@ -185,6 +204,10 @@ class OffloadEngine final : public GatedEngine {
   void submit(int chunk, Payload payload);
   StepOutcome decide(const OffloadRequest& request);
   bool settle(const OffloadRequest& request, float factor);
+  bool is_chunk_streamed(int chunk) const;
+  void note_uncommitted(bool uncommitted);
+  void start_read(int index, std::span<std::byte> into, ChunkStore::Done done);
+  void end_pass();  // Weights are about to change.
   Version written_version();
   int extents(int chunk) const;
   void clear_gradients();
@@ -192,7 +215,8 @@ class OffloadEngine final : public GatedEngine {
   OffloadOptions options_;
   std::vector<TensorSpec> tensors_;
   std::vector<DType> weight_dtypes_;
-  std::vector<std::uint64_t> names_;  // Keys of noise, one per tensor.
+  std::vector<std::uint8_t> streamed_;  // By tensor: 1 if it is.
+  std::vector<std::uint64_t> names_;    // Keys of noise, one per tensor.
   ChunkPlan plan_;
   ChunkGroups groups_;
   EngineLanes lanes_;
@@ -212,11 +236,13 @@ class OffloadEngine final : public GatedEngine {
   std::vector<std::int64_t> steps_;  // By tensor: number of updates.
   std::vector<std::byte> run_state_;
   bool leaves_uncommitted_ = false;
-  bool uncommitted_ = false;  // A step or a written state is not durable yet.
+  // A step or a written state is not durable yet. Written under room_.changing().
+  bool uncommitted_ = false;
   std::uint64_t commits_ = 0;
   double commit_seconds_ = 0;
   std::uint64_t counted_read_ = 0, counted_written_ = 0;
   Speculation::Counts counted_;
+  std::unique_ptr<WeightFetch> fetch_;  // Ends first: it reads through the rest.
 };
 
 }  // namespace sluiceway

@@ -15,7 +15,7 @@ void OffloadEngine::take_over() {
   steps_ = counts.tensor_steps;
   gate_.set_committed_steps(counts.committed_steps);
   run_state_ = counts.more;
-  uncommitted_ = false;
+  note_uncommitted(false);
 }
 
 // ---- Durability ---------------------------------------------------------------------------------
@@ -37,8 +37,11 @@ void OffloadEngine::commit() {
   spill_.wait_written();
   const double begin_us = now_us();
   const RunCounts counts{gate_.committed_steps(), steps_, run_state_};
-  store_->commit(static_cast<std::uint64_t>(gate_.committed_steps()), encode_run_counts(counts));
-  uncommitted_ = false;
+  {
+    const auto changing = room_.changing();
+    store_->commit(static_cast<std::uint64_t>(gate_.committed_steps()), encode_run_counts(counts));
+    uncommitted_ = false;
+  }
   ++commits_;
   const double end_us = now_us();
   commit_seconds_ += (end_us - begin_us) * 1e-6;
@@ -50,14 +53,18 @@ std::uint64_t OffloadEngine::pin() {
                   "OffloadEngine: pin() cannot keep states in host memory, because they change in "
                   "place; save them with state_dict(), or use tier=disk");
   commit();
-  const std::uint64_t slots = store_->layout().regions[StateStream::kStateRegion].slots();
   spill_.wait_written();
-  if (slots < 3) room_.add_slot(*store_, StateStream::kStateRegion);
+  const auto changing = room_.changing();
+  for (std::uint32_t region = 0; region < store_->layout().regions.size(); ++region) {
+    const Region& found = store_->layout().regions[region];
+    if (found.is_committed() && found.slots() < 3) room_.add_slot(*store_, region);
+  }
   store_->pin();
   return store_->pinned()->generation;
 }
 
 void OffloadEngine::roll_back(std::uint64_t generation) {
+  end_pass();
   synchronize();
   drop();
   const Commit& live = store_->live();
@@ -70,10 +77,9 @@ void OffloadEngine::roll_back(std::uint64_t generation) {
     throw InvalidArgument(concat("store: generation ", generation, " no longer exists, expected ",
                                  live.generation, " (step ", live.step, ")", pinned));
   }
-  if (live.generation == generation) {
-    store_->drop();
-  } else {
-    store_->revert();
+  {
+    const auto changing = room_.changing();
+    live.generation == generation ? store_->drop() : store_->revert();
   }
   take_over();
   begun_ = true;
@@ -111,6 +117,7 @@ void OffloadEngine::write_state(int index, const TensorState& from, std::int64_t
                   " while gradients are gathered; call step() or drop() first");
   SLUICEWAY_CHECK(steps >= 0, "OffloadEngine: write_state() got ", steps, " steps of ",
                   tensor(index).name, ", expected 0 or more");
+  end_pass();
   synchronize();
   for (const int chunk : plan_.of_tensor(index)) {
     stream_.rewrite(chunk, [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
@@ -123,7 +130,7 @@ void OffloadEngine::write_state(int index, const TensorState& from, std::int64_t
     });
   }
   steps_[at(index)] = steps;
-  uncommitted_ = true;
+  note_uncommitted(true);
 }
 
 }  // namespace sluiceway

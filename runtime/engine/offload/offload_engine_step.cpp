@@ -18,12 +18,13 @@ void OffloadEngine::check_request(const OffloadRequest& request) const {
       request.hyper.size() == tensors_.size() && request.tensors.size() == tensors_.size(),
       "OffloadEngine: step() got ", request.hyper.size(), " hyperparameters and ",
       request.tensors.size(), " tensors, expected ", tensors_.size(), " of each");
-  check_weights("step", request.tensors);
+  check_weights("step", request.tensors, false);
 }
 
 StepOutcome OffloadEngine::step(const OffloadRequest& request) {
   check_begun("step");
   check_request(request);
+  end_pass();
   compute_.move_to_step(request.compute);
   cores_.send_all();
   end_backward(request.norm || options_.gate.max_norm > 0);
@@ -50,11 +51,12 @@ StepOutcome OffloadEngine::step(const OffloadRequest& request) {
   }
   if (has_gradient()) {
     speculation_.note_step(came_true);
-    uncommitted_ = true;
+    note_uncommitted(true);
   }
   speculation_.forget_expected();
   gate_.commit(request.factor);
   clear_gradients();
+  if (fetch_ != nullptr) fetch_->begin();
   return outcome;
 }
 
@@ -136,7 +138,7 @@ ChunkUpdate::Emit OffloadEngine::emit_to(int chunk, const OffloadRequest& reques
 void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor) {
   ChunkUpdate update;
   update.pieces = updates_of(chunk, request, factor);
-  update.emit = emit_to(chunk, request);
+  if (!is_chunk_streamed(chunk)) update.emit = emit_to(chunk, request);
   update.extents = extents(chunk);
   GradientCores::Feed feed;
   if (cores_.feeds(chunk)) feed = cores_.feed(chunk);
@@ -152,6 +154,7 @@ void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor)
 
 // Finishes a step that was staged: its weights are parked, or are made from the staged masters.
 void OffloadEngine::send_staged(int chunk, const OffloadRequest& request) {
+  if (is_chunk_streamed(chunk)) return;  // Its weight is staged, too.
   ChunkUpdate update;
   update.pieces = updates_of(chunk, request, 1);
   update.emit = emit_to(chunk, request);

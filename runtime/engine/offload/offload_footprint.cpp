@@ -53,23 +53,31 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
                device, codec] = request;
   std::vector<std::int64_t> elems;
   std::vector<DType> dtypes;
+  std::vector<std::uint8_t> streamed;
   for (const TensorSpec& tensor : tensors) {
     elems.push_back(tensor.elems());
     dtypes.push_back(tensor.dtype);
+    streamed.push_back(tensor.streamed ? 1 : 0);
   }
   const ChunkPlan plan(elems, chunk_elems);
   const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy, device);
   const std::uint64_t landing = compressed.landing_bytes + GradientExit::pinned_bytes(device);
-  const StateStream::Types types{gradient,          dtypes, slots == 1, may_feed(cores, policy),
-                                 !device.is_host(), codec};
+  StateStream::Types types{gradient,          dtypes, slots == 1, may_feed(cores, policy),
+                           !device.is_host(), codec};
+  types.streamed = streamed;
   const Layout layout = new_layout(
       state_contents(plan, types, slots, static_cast<std::uint32_t>(micro_batches)), {1});
   const bool early = policy == UpdatePolicy::kSpeculative;
-  const WeightPark::Fit parked = WeightPark::fit(plan, dtypes, early ? park_room : 0);
-  std::uint64_t states = 0, reread = 0;
-  for (const PlannedChunk& chunk : plan.chunks()) states += StateForm(codec, chunk, dtypes).bytes();
+  const WeightPark::Fit parked = WeightPark::fit(plan, dtypes, streamed, early ? park_room : 0);
+  std::uint64_t states = 0, copied = 0, reread = 0;
+  for (const PlannedChunk& chunk : plan.chunks()) {
+    const StateForm form(codec, chunk, dtypes, streamed);
+    if (form.is_copy()) copied += form.weight_bytes();
+    states += form.bytes() - (form.is_copy() ? form.weight_bytes() : 0);
+  }
   for (std::size_t c = parked.chunks; early && c < plan.chunks().size(); ++c) {
     const int tensor = plan.chunks()[c].pieces.front().tensor;
+    if (streamed[static_cast<std::size_t>(tensor)] != 0) continue;
     const bool is_whole_once = micro_batches == 1;
     if (is_whole_once || crosses_as_core(tensors[static_cast<std::size_t>(tensor)], tensor, plan)) {
       reread += StateForm(codec, plan.chunks()[c], dtypes).part_bytes();
@@ -81,6 +89,7 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
           ChunkStore::table_bytes(layout),
           plan.stored_elems(),
           states,
+          copied,
           compressed,
           parked.bytes,
           reread,

@@ -39,7 +39,8 @@ struct OffloadFootprint {
   std::uint64_t store_bytes = 0;   // On the drive, or in host memory in its place.
   std::uint64_t table_bytes = 0;   // Host memory for the tables of the store.
   std::int64_t stored_elems = 0;   // Elements of one micro-batch's extents.
-  std::uint64_t state_bytes = 0;   // A step reads and writes them.
+  std::uint64_t state_bytes = 0;   // A step reads and writes them,
+  std::uint64_t copied_bytes = 0;  // and writes these copies of streamed weights.
   CoreFootprint cores;
   std::uint64_t parked_bytes = 0;  // Host memory for weights that wait for a step's decision.
   std::uint64_t reread_bytes = 0;  // Masters read after the step for lack of such memory.

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "kernels/base/check.h"
 #include "kernels/base/elements.h"
 #include "runtime/device/device_memory.h"
+#include "runtime/engine/offload/extent_sum.h"
 #include "runtime/store/blocks.h"
 
 namespace sluiceway {
@@ -32,14 +34,23 @@ std::string_view to_string(StateCodec codec) noexcept {
   return "";
 }
 
-StateForm::StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<const DType> weights)
+StateForm::StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<const DType> weights,
+                     std::span<const std::uint8_t> streamed)
     : codec_(codec),
       elems_(static_cast<std::size_t>(chunk.stored_elems)),
       weights_(weights),
       widest_(0) {
   for (const ChunkPiece& piece : chunk.pieces) {
+    const auto tensor = static_cast<std::size_t>(piece.tensor);
+    if (!streamed.empty() && streamed[tensor] != 0) {
+      SLUICEWAY_CHECK(chunk.pieces.size() == 1, "StateForm: the streamed tensor ", tensor,
+                      " shares its chunk with ", chunk.pieces.size() - 1,
+                      " others, expected chunks of its own; use smaller chunks");
+      streamed_ = weights_[tensor];
+    }
     widest_ = std::max(widest_, master_width(is_narrow(piece)));
   }
+  if (master_is_weight()) widest_ -= size_bytes(*streamed_);
 }
 
 bool StateForm::is_narrow(const ChunkPiece& piece) const {
@@ -68,14 +79,27 @@ std::size_t StateForm::part_bytes() const noexcept {
   return round_up(2 * moment_bytes() + widest_ * elems_, std::size_t{kBlockBytes});
 }
 
-// A piece begins at a whole block, and has room for whole blocks.
-std::size_t StateForm::master_at(const ChunkPiece& piece) const {
-  return 2 * moment_bytes() + static_cast<std::size_t>(piece.at) * widest_;
+std::size_t StateForm::weight_bytes() const noexcept {
+  if (!streamed_ || (is_plain() && *streamed_ == DType::kF32)) return 0;
+  return elems_ * size_bytes(*streamed_);
 }
 
-std::size_t StateForm::low_at(const ChunkPiece& piece) const {
-  const auto elems = static_cast<std::size_t>(piece.elems);
-  return master_at(piece) + round_up(elems, kStateBlock) * sizeof(bf16);
+// A piece begins at a whole block, and has room for whole blocks.
+template <typename T>
+std::span<T> StateForm::master_of(const Parts& parts, const ChunkPiece& piece, std::size_t first,
+                                  std::size_t elems) const {
+  const auto at = static_cast<std::size_t>(piece.at);
+  if (master_is_weight()) return elements_at<T>(parts[kWeight], at * sizeof(T), first, elems);
+  if (is_plain()) return elements_at<T>(parts[kMaster], at * sizeof(T), first, elems);
+  return elements_at<T>(parts[0], 2 * moment_bytes() + at * widest_, first, elems);
+}
+
+std::span<std::uint8_t> StateForm::low_of(const Parts& parts, const ChunkPiece& piece,
+                                          std::size_t first, std::size_t elems) const {
+  const std::size_t high = round_up(static_cast<std::size_t>(piece.elems), kStateBlock);
+  const std::size_t begin = 2 * moment_bytes() + static_cast<std::size_t>(piece.at) * widest_;
+  return elements_at<std::uint8_t>(parts[0], begin + (master_is_weight() ? 0 : high * sizeof(bf16)),
+                                   first, elems);
 }
 
 StateForm::PieceState StateForm::in_place(const Parts& parts, const ChunkPiece& piece) const {
@@ -87,17 +111,27 @@ StateForm::PieceState StateForm::in_place(const Parts& parts, const ChunkPiece& 
 }
 
 std::span<float> StateForm::masters(const Parts& parts, const ChunkPiece& piece) const {
-  if (is_plain()) {
-    return elements_at<float>(parts[kMaster], 0, static_cast<std::size_t>(piece.at),
-                              static_cast<std::size_t>(piece.elems));
-  }
-  return elements_at<float>(parts[0], master_at(piece), 0, static_cast<std::size_t>(piece.elems));
+  return master_of<float>(parts, piece, 0, static_cast<std::size_t>(piece.elems));
 }
 
 std::span<std::byte> StateForm::weight(const Parts& parts, const ChunkPiece& piece) const {
+  const auto elems = static_cast<std::size_t>(piece.elems);
+  if (is_copy()) return parts[kWeight].first(elems * size_bytes(*streamed_));
   if (!is_narrow(piece)) return std::as_writable_bytes(masters(parts, piece));
-  return std::as_writable_bytes(
-      elements_at<bf16>(parts[0], master_at(piece), 0, static_cast<std::size_t>(piece.elems)));
+  return std::as_writable_bytes(master_of<bf16>(parts, piece, 0, elems));
+}
+
+void StateForm::copy_weight(const Parts& parts, const ChunkPiece& piece) const {
+  with_type(*streamed_, [&](auto type) {
+    using T = decltype(type);
+    std::ranges::transform(masters(parts, piece), elements<T>(weight(parts, piece)).begin(),
+                           [](float value) { return from_float<T>(value); });
+  });
+  clear_end(parts, piece);
+}
+
+void StateForm::clear_end(const Parts& parts, const ChunkPiece& piece) const {
+  std::ranges::fill(parts[kWeight].subspan(weight(parts, piece).size()), std::byte{0});
 }
 
 Blocks8 StateForm::blocks(const Parts& parts, const ChunkPiece& piece, std::size_t state,
@@ -120,15 +154,13 @@ void StateForm::load(const Parts& parts, const ChunkPiece& piece, std::size_t fi
       cpu::load_state(elements_at<bf16>(parts[0], i * moment_bytes(), at, elems), tile[i]);
     }
   }
-  const std::size_t begin = master_at(piece);
   if (!is_narrow(piece)) {
-    std::ranges::copy(elements_at<float>(parts[0], begin, first, elems), tile[kMaster].begin());
+    std::ranges::copy(master_of<float>(parts, piece, first, elems), tile[kMaster].begin());
     return;
   }
-  const std::span<bf16> hi = elements_at<bf16>(parts[0], begin, first, elems);
+  const std::span<bf16> hi = master_of<bf16>(parts, piece, first, elems);
   if (codec_ == StateCodec::kBf16) return cpu::load_state(hi, tile[kMaster]);
-  cpu::load_state({hi, elements_at<std::uint8_t>(parts[0], low_at(piece), first, elems)},
-                  tile[kMaster]);
+  cpu::load_state({hi, low_of(parts, piece, first, elems)}, tile[kMaster]);
 }
 
 void StateForm::store(const Parts& parts, const ChunkPiece& piece, std::size_t first,
@@ -155,15 +187,13 @@ void StateForm::store(const Parts& parts, const ChunkPiece& piece, std::size_t f
                        elements_at<bf16>(parts[0], i * moment_bytes(), at, elems));
     }
   }
-  const std::size_t begin = master_at(piece);
   if (!is_narrow(piece)) {
-    std::ranges::copy(tile[kMaster], elements_at<float>(parts[0], begin, first, elems).begin());
+    std::ranges::copy(tile[kMaster], master_of<float>(parts, piece, first, elems).begin());
     return;
   }
-  const std::span<bf16> hi = elements_at<bf16>(parts[0], begin, first, elems);
+  const std::span<bf16> hi = master_of<bf16>(parts, piece, first, elems);
   if (codec_ == StateCodec::kBf16) return cpu::store_state(tile[kMaster], noise(kMaster), hi);
-  cpu::store_state(tile[kMaster], noise(kMaster),
-                   Split24{hi, elements_at<std::uint8_t>(parts[0], low_at(piece), first, elems)});
+  cpu::store_state(tile[kMaster], noise(kMaster), Split24{hi, low_of(parts, piece, first, elems)});
 }
 
 }  // namespace sluiceway

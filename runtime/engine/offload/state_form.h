@@ -11,7 +11,15 @@
 // the model's own bits of a weight, the weight needs no copy: f32 masters hold f32 weights, the
 // other two bf16 weights.
 //
-// Lifetime:      the list of weights outlives the form.
+// The weight of a streamed tensor is stored too, in a part of its own that has nothing else, so
+// that a forward reads just that. Such a tensor shares no chunk.
+//
+//   codec, weight                        the part of the weight
+//   fp32, f32                            kMaster: the master is the weight
+//   bf16 or 8bit, f32 or bf16            kWeight: has what the master holds of the weight, moved
+//   there any other                            kWeight: has a copy that follows the master
+//
+// Lifetime:      the lists outlive the form.
 // Thread safety: a value that does not change; two threads may work on two pieces of a chunk.
 // Errors:        none; sizes are those of the chunk.
 // Source:        kernels/state_codec.h
@@ -42,21 +50,29 @@ inline constexpr int kStateStreams = 3;  // exp_avg, exp_avg_sq and master.
 class StateForm {
  public:
   static constexpr std::size_t kMaster = 2;  // Index among states, and among f32 parts.
+  static constexpr std::size_t kWeight = 3;  // Index of a streamed weight among the parts.
   // exp_avg, exp_avg_sq and master of a piece, or of a part of it.
   using PieceState = std::array<std::span<float>, kStateStreams>;
   // The memory of each part; empty where a part is not there.
-  using Parts = std::array<std::span<std::byte>, kStateStreams>;
+  using Parts = std::array<std::span<std::byte>, kStateStreams + 1>;
 
-  // `weights`: one per tensor, types that the model computes with.
-  StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<const DType> weights);
+  // `weights`: one per tensor, types that the model computes with. `streamed`: one per tensor, 1 if
+  // its weight is stored for a forward to read; empty: none is. InvalidArgument: a streamed tensor
+  // shares this chunk.
+  StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<const DType> weights,
+            std::span<const std::uint8_t> streamed = {});
 
-  // Returns the store's chunks for a chunk of any form.
+  // Returns the chunks of states in the store for a chunk of any form; kWeight is none of them.
   static constexpr std::size_t parts(StateCodec codec) noexcept {
     return codec == StateCodec::kFp32 ? kStateStreams : 1;
   }
   std::size_t parts() const noexcept { return parts(codec_); }
-  std::size_t part_bytes() const noexcept;  // Whole blocks.
-  std::size_t bytes() const noexcept { return parts() * part_bytes(); }
+  std::size_t part_bytes() const noexcept;    // Whole blocks.
+  std::size_t weight_bytes() const noexcept;  // Of kWeight, whole blocks; 0: there is none.
+  std::size_t bytes() const noexcept { return parts() * part_bytes() + weight_bytes(); }
+  std::size_t bytes_of(std::size_t part) const noexcept {
+    return part == kWeight ? weight_bytes() : part_bytes();
+  }
   // Returns the part that has the masters.
   std::size_t master_part() const noexcept { return is_plain() ? kMaster : 0; }
 
@@ -64,8 +80,19 @@ class StateForm {
   bool holds(DType weight) const noexcept {
     return weight == DType::kF32 || (weight == DType::kBF16 && !is_plain());
   }
-  // Returns the memory of a weight that its master holds.
+  // Returns the memory of a weight that is stored: its master holds it, or it is streamed.
   std::span<std::byte> weight(const Parts& parts, const ChunkPiece& piece) const;
+
+  // ---- A streamed weight ----
+  bool is_streamed() const noexcept { return streamed_.has_value(); }
+  // Returns the part that has it, and nothing else.
+  std::size_t weight_part() const noexcept { return weight_bytes() > 0 ? kWeight : kMaster; }
+  // Whether that part is a copy, which an update writes and does not read.
+  bool is_copy() const noexcept { return is_streamed() && !holds(*streamed_); }
+  // Makes the copy of a piece from its master.
+  void copy_weight(const Parts& parts, const ChunkPiece& piece) const;
+  // Clears what a copy has behind its piece, which is stored too.
+  void clear_end(const Parts& parts, const ChunkPiece& piece) const;
 
   // Returns the states of a piece where they lie; for a plain form.
   PieceState in_place(const Parts& parts, const ChunkPiece& piece) const;
@@ -88,14 +115,21 @@ class StateForm {
   bool is_narrow(const ChunkPiece& piece) const;  // Its master has fewer than 4 bytes.
   std::size_t moment_bytes() const noexcept;
   std::size_t master_width(bool narrow) const noexcept;
-  // Return where a piece's master, and the low bytes of one with 24 bits, begin in the only part.
-  std::size_t master_at(const ChunkPiece& piece) const;
-  std::size_t low_at(const ChunkPiece& piece) const;
+  // Whether a piece's master, or the high bytes of one with 24 bits, is in kWeight.
+  bool master_is_weight() const noexcept { return weight_bytes() > 0 && !is_copy(); }
+  // Returns a piece's master, or the high bytes of one with 24 bits, from element `first` on.
+  template <typename T>
+  std::span<T> master_of(const Parts& parts, const ChunkPiece& piece, std::size_t first,
+                         std::size_t elems) const;
+  // Returns the low bytes of a master with 24 bits, from element `first` on.
+  std::span<std::uint8_t> low_of(const Parts& parts, const ChunkPiece& piece, std::size_t first,
+                                 std::size_t elems) const;
 
   StateCodec codec_;
   std::size_t elems_;  // Stored ones.
   std::span<const DType> weights_;
-  std::size_t widest_;  // Bytes of an element of the widest master.
+  std::optional<DType> streamed_;  // The type of the weight, if it is streamed.
+  std::size_t widest_;  // Bytes of an element of the widest master, without what is in kWeight.
 };
 
 }  // namespace sluiceway

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <future>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -48,25 +49,37 @@ void wait_for(const Start& start) {
 
 std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, const Types& types,
                                              std::uint32_t slots, std::uint32_t micro_batches) {
-  std::uint64_t all = 0, widest = 0;
+  std::uint64_t all = 0, widest = 0, all_weights = 0, widest_weight = 0, weights = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
-    const StateForm form(types.codec, chunk, types.weights);
-    all += form.bytes();
+    const StateForm form(types.codec, chunk, types.weights, types.streamed);
+    all += form.bytes() - form.weight_bytes();
     widest = std::max<std::uint64_t>(widest, form.part_bytes());
+    all_weights += form.weight_bytes();
+    widest_weight = std::max<std::uint64_t>(widest_weight, form.weight_bytes());
+    if (form.weight_bytes() > 0) ++weights;
   }
   const std::size_t width = size_bytes(types.gradient);
+  std::vector<RegionSpec> of_weights;
+  if (weights > 0 && slots == 1) of_weights = {{RegionKind::kWeights, all_weights, 1, slots}};
+  if (weights > 0 && slots > 1) {
+    of_weights = {{RegionKind::kWeights, widest_weight, weights, slots}};
+  }
+  const auto with_weights = [&](std::vector<RegionSpec> regions) {
+    regions.insert(regions.end(), of_weights.begin(), of_weights.end());
+    return regions;
+  };
   if (slots == 1) {
     const auto elems = static_cast<std::uint64_t>(plan.stored_elems());
-    return {{RegionKind::kState, all, 1, slots},
-            {RegionKind::kGradient, elems * width, 1, micro_batches}};
+    return with_weights({{RegionKind::kState, all, 1, slots},
+                         {RegionKind::kGradient, elems * width, 1, micro_batches}});
   }
   const std::uint64_t chunks = plan.chunks().size();
   const auto elems = static_cast<std::uint64_t>(plan.chunk_elems());
   const std::size_t parts = StateForm::parts(types.codec);
   // As in stores of earlier versions: room for a full chunk, even if no chunk is full.
   if (types.codec == StateCodec::kFp32) widest = elems * sizeof(float);
-  return {{RegionKind::kState, widest, parts * chunks, slots},
-          {RegionKind::kGradient, elems * width, chunks, micro_batches}};
+  return with_weights({{RegionKind::kState, widest, parts * chunks, slots},
+                       {RegionKind::kGradient, elems * width, chunks, micro_batches}});
 }
 
 std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int extents) {
@@ -85,12 +98,18 @@ StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& p
     : store_(store), ring_(ring), plan_(plan), lanes_(lanes), types_(types) {
   SLUICEWAY_CHECK(!types.in_place || !store.memory({kStateRegion, 0}, 0).empty(),
                   "StateStream: in place needs a store in host memory");
-  std::size_t first = 0, first_state = 0;
+  std::size_t first = 0, first_state = 0, first_weight = 0;
+  std::uint64_t weights = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
+    const StateForm form(types.codec, chunk, types.weights, types.streamed);
     first_.push_back(first);
     first_state_.push_back(first_state);
+    first_weight_.push_back(first_weight);
+    weights_.push_back(weights);
     first += static_cast<std::size_t>(chunk.stored_elems);
-    first_state += StateForm(types.codec, chunk, types.weights).bytes();
+    first_state += form.bytes() - form.weight_bytes();
+    first_weight += form.weight_bytes();
+    if (form.weight_bytes() > 0) ++weights;
   }
   SLUICEWAY_CHECK(types.codec == StateCodec::kFp32 || types.names.size() == types.weights.size(),
                   "StateStream: ", types.names.size(), " names, expected ", types.weights.size(),
@@ -115,15 +134,19 @@ StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update, StateSe
   const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
   auto job = std::make_shared<ChunkJob>(chunk, planned, std::move(update), states, types_);
   if (!types_.in_place) return job;
-  for (const std::size_t part : job->travelling) job->parts[part] = state_memory(*job, part);
+  for (const std::size_t part : job->travelling)
+    job->parts[part] = state_memory(chunk, job->form, part);
   for (int i = 0; i < job->update.extents; ++i) job->gradients.push_back(extent_memory(chunk, i));
   return job;
 }
 
-std::span<std::byte> StateStream::state_memory(const ChunkJob& job, std::size_t part) {
-  const std::size_t bytes = job.form.part_bytes();
-  const std::size_t first = first_state_.at(static_cast<std::size_t>(job.index)) + part * bytes;
-  return store_.memory({kStateRegion, 0}, 0).subspan(first, bytes);
+std::span<std::byte> StateStream::state_memory(int chunk, const StateForm& form, std::size_t part) {
+  const auto number = static_cast<std::size_t>(chunk);
+  const std::size_t bytes = form.bytes_of(part);
+  if (part == StateForm::kWeight) {
+    return store_.memory({kWeightRegion, 0}, 0).subspan(first_weight_.at(number), bytes);
+  }
+  return store_.memory({kStateRegion, 0}, 0).subspan(first_state_.at(number) + part * bytes, bytes);
 }
 
 std::span<std::byte> StateStream::extent_memory(int chunk, int slot) {
@@ -144,8 +167,47 @@ void StateStream::write_extent(int chunk, int slot, std::span<const std::byte> f
                       static_cast<std::uint64_t>(slot), from, std::move(done));
 }
 
-ChunkId StateStream::state_chunk(std::uint64_t chunk, std::size_t part) const noexcept {
-  return {kStateRegion, StateForm::parts(types_.codec) * chunk + part};
+ChunkId StateStream::state_chunk(int chunk, std::size_t part) const noexcept {
+  const auto number = static_cast<std::size_t>(chunk);
+  if (part == StateForm::kWeight) return {kWeightRegion, weights_[number]};
+  return {kStateRegion, StateForm::parts(types_.codec) * number + part};
+}
+
+// ---- Streamed weights ---------------------------------------------------------------------------
+
+std::uint64_t StateStream::read_bytes(int tensor) const {
+  const auto& last = plan_.chunks().at(static_cast<std::size_t>(plan_.of_tensor(tensor).back()));
+  const auto elems = static_cast<std::uint64_t>(last.pieces.front().first + last.stored_elems);
+  return elems * size_bytes(types_.weights[static_cast<std::size_t>(tensor)]);
+}
+
+void StateStream::read_weight(int tensor, Version version, std::span<std::byte> into,
+                              ChunkStore::Done done) {
+  const std::size_t width = size_bytes(types_.weights[static_cast<std::size_t>(tensor)]);
+  const std::span<const int> chunks = plan_.of_tensor(tensor);
+  const auto all =
+      std::make_shared<Countdown>(static_cast<int>(chunks.size()), HopDone(std::move(done)));
+  for (const int chunk : chunks) {
+    begin(all, nullptr, [&](ChunkStore::Done ended) {
+      const PlannedChunk& planned = plan_.chunks()[static_cast<std::size_t>(chunk)];
+      const StateForm form(types_.codec, planned, types_.weights, types_.streamed);
+      const std::size_t part = form.weight_part();
+      const auto first = static_cast<std::size_t>(planned.pieces.front().first);
+      const auto to = into.subspan(first * width, form.bytes_of(part));
+      if (types_.in_place) {
+        std::ranges::copy(state_memory(chunk, form, part), to.begin());
+        return ended(nullptr);
+      }
+      const ChunkId id = state_chunk(chunk, part);
+      store_.read(id, version_of(id, version), to, std::move(ended));
+    });
+  }
+}
+
+// A write since the last commit, if that is what is asked for and there is one.
+Version StateStream::version_of(ChunkId id, Version version) const {
+  const bool staged = version == Version::kStaged && store_.written_bytes(id, version) > 0;
+  return staged ? Version::kStaged : Version::kLive;
 }
 
 void StateStream::take_room(ChunkJob& job) {
@@ -223,7 +285,8 @@ Payload StateStream::work_on(const JobPtr& job) {
   const std::size_t extent = job->extent_bytes(types_);
   Payload payload;
   payload.name = concat("chunk ", job->index);
-  const std::size_t fetched = states + static_cast<std::size_t>(job->update.extents) * extent;
+  const std::size_t fetched =
+      job->fetched_bytes() + static_cast<std::size_t>(job->update.extents) * extent;
   if (!types_.in_place) payload.hops.push_back(fetch_hop(job, fetched));
   // A drive may keep the job for a moment longer than its payload lives. `fill` holds memory of
   // others, so it is destroyed with its hop.
@@ -292,16 +355,16 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
 void StateStream::fetch(const JobPtr& job, HopDone done) {
   if (!job->lease) take_room(*job);
   const auto extents = static_cast<std::size_t>(job->update.extents);
-  const auto all = std::make_shared<Countdown>(static_cast<int>(job->travelling.size() + extents),
-                                               std::move(done));
+  std::vector<std::size_t> parts;
+  std::ranges::copy_if(job->travelling, std::back_inserter(parts),
+                       [&](std::size_t part) { return job->is_fetched(part); });
+  const auto all =
+      std::make_shared<Countdown>(static_cast<int>(parts.size() + extents), std::move(done));
   const auto chunk = static_cast<std::uint64_t>(job->index);
-  for (const std::size_t part : job->travelling) {
+  for (const std::size_t part : parts) {
     begin(all, job, [&](ChunkStore::Done ended) {
-      const ChunkId id = state_chunk(chunk, part);
-      const bool staged =
-          job->version == Version::kStaged && store_.written_bytes(id, Version::kStaged) > 0;
-      store_.read(id, staged ? Version::kStaged : Version::kLive, job->parts[part],
-                  std::move(ended));
+      const ChunkId id = state_chunk(job->index, part);
+      store_.read(id, version_of(id, job->version), job->parts[part], std::move(ended));
     });
   }
   for (std::size_t i = 0; i < extents; ++i) {
@@ -318,7 +381,7 @@ void StateStream::store(const JobPtr& job, HopDone done) {
   const auto chunk = static_cast<std::uint64_t>(job->index);
   for (const std::size_t part : job->travelling) {
     begin(all, job, [&](ChunkStore::Done ended) {
-      store_.write(state_chunk(chunk, part), job->parts[part], std::move(ended));
+      store_.write(state_chunk(job->index, part), job->parts[part], std::move(ended));
     });
   }
   if (spilled == 0) return;

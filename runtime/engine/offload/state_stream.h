@@ -25,7 +25,9 @@
 //   master         3 c + 2                       4
 //   gradient       c, of the gradient region     2 or 4, each extent
 //
-// With a codec that rounds states, all three are chunk c of the state region (state_form.h).
+// With a codec that rounds states, all three are chunk c of the state region (state_form.h). The
+// weight of a streamed tensor, unless it is the master, is in a third region, which has chunks for
+// these alone.
 //
 // Lifetime:      store, ring and plan outlive the payloads.
 // Thread safety: calls from one thread; payloads run in the lanes.
@@ -88,8 +90,9 @@ class StateStream {
     bool feeds = false;    // Updates may get their gradient from `fill`.
     bool on_card = false;  // The weights go to a CUDA device.
     StateCodec codec = StateCodec::kFp32;
-    std::uint64_t seed = 0;                     // Of the noise that rounds states,
-    std::span<const std::uint64_t> names = {};  // with one key per tensor; kFp32 has none.
+    std::uint64_t seed = 0;                       // Of the noise that rounds states,
+    std::span<const std::uint64_t> names = {};    // with one key per tensor; kFp32 has none.
+    std::span<const std::uint8_t> streamed = {};  // One per tensor, 1 if it is; empty: none is.
 
     // Only the ring is page-locked, so that a copy to a card runs beside other work.
     bool copies_masters() const noexcept { return in_place && on_card; }
@@ -105,11 +108,12 @@ class StateStream {
     std::uint64_t bytes = 0;  // Bytes that leave the device.
   };
 
-  // Returns the regions of a store for a plan: state, with `slots`, and extents of `micro_batches`.
+  // Returns the regions of a store for a plan: state, with `slots`, extents of `micro_batches`, and
+  // weights, with `slots`, if any are stored.
   // One slot: for a store in host memory that is changed in place; each region is one chunk.
   static std::vector<RegionSpec> regions(const ChunkPlan& plan, const Types& types,
                                          std::uint32_t slots, std::uint32_t micro_batches);
-  static constexpr std::uint32_t kStateRegion = 0, kGradientRegion = 1;
+  static constexpr std::uint32_t kStateRegion = 0, kGradientRegion = 1, kWeightRegion = 2;
 
   StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes, Types types);
 
@@ -117,6 +121,13 @@ class StateStream {
   void check_ring(int chunk, int extents) const;
   // Writes an extent of a chunk; `from` lives until `done` is called.
   void write_extent(int chunk, int slot, std::span<const std::byte> from, ChunkStore::Done done);
+
+  // ---- Streamed weights, from any thread ----
+  // Returns the bytes that read_weight() fills: those of the weight, rounded up to whole blocks.
+  std::uint64_t read_bytes(int tensor) const;
+  // Reads a weight in the model's type. No update of it may be in the lanes, and no call that
+  // changes the store may run. `done` may come from any thread.
+  void read_weight(int tensor, Version version, std::span<std::byte> into, ChunkStore::Done done);
 
   // ---- In the calling thread, while no payload is in the lanes ----
   // Writes zero moments, and masters from `fill`, chunk by chunk. Does not commit.
@@ -149,9 +160,10 @@ class StateStream {
   Hop fetch_hop(const JobPtr& job, std::uint64_t bytes);
   Hop emit(const JobPtr& job) const;
   // Memory of a chunk of a run that is changed in place.
-  std::span<std::byte> state_memory(const ChunkJob& job, std::size_t part);
+  std::span<std::byte> state_memory(int chunk, const StateForm& form, std::size_t part);
   std::span<std::byte> extent_memory(int chunk, int slot);
-  ChunkId state_chunk(std::uint64_t chunk, std::size_t part) const noexcept;
+  ChunkId state_chunk(int chunk, std::size_t part) const noexcept;
+  Version version_of(ChunkId id, Version version) const;
   void take_room(ChunkJob& job);
   void fetch(const JobPtr& job, HopDone done);
   void store(const JobPtr& job, HopDone done);
@@ -163,8 +175,10 @@ class StateStream {
   const ChunkPlan& plan_;
   Lanes lanes_;
   Types types_;
-  std::vector<std::size_t> first_;        // By chunk: elements of all earlier ones,
-  std::vector<std::size_t> first_state_;  // and the bytes of their states.
+  std::vector<std::size_t> first_;         // By chunk: elements of all earlier ones,
+  std::vector<std::size_t> first_state_;   // the bytes of their states,
+  std::vector<std::size_t> first_weight_;  // the bytes of their kWeight,
+  std::vector<std::uint64_t> weights_;     // and how many of them have one.
 };
 
 }  // namespace sluiceway

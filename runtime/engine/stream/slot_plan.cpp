@@ -61,7 +61,8 @@ SlotClass make_class(std::span<const SlotUse> uses, RingDepth depth, std::uint64
   const auto is_read = [&](const SlotUse& u) { return arrives(u) && u.read_bytes > 0; };
   SlotClass made;
   made.slot_bytes = round_up(up_to, SlotPlan::kSlotAlignment);
-  made.arrivals = most_at_once(uses, arriving(uses, depth), arrives);
+  made.arrivals = depth.direct ? 0 : most_at_once(uses, arriving(uses, depth), arrives);
+  made.copies = depth.direct ? 1 : 2;
   made.pairs = most_at_once(uses, {depth.pairs}, of_class);
   made.staging = most_at_once(uses, {depth.staging}, is_read);
   std::uint64_t most = 0, most_copied = 0;
@@ -146,7 +147,7 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth) {
 std::string to_string(const SlotPlan& plan) {
   int slots = 0, staging = 0;
   for (const SlotClass& c : plan.classes) {
-    slots += c.arrivals + 2 * c.pairs;
+    slots += c.arrivals + c.copies * c.pairs;
     staging += c.staging;
   }
   const auto percent = [](double part) { return std::lround(100 * part); };

@@ -4,6 +4,9 @@
 //   slot   device   one copy of a weight, as it came over the link
 //   pair           device   two copies of a weight, which a turn reads
 //
+// In a direct ring a weight arrives in the slot that its turn reads: there are no other arrival
+// slots, and a pair is this one slot.
+//
 // A slot serves weights of its size class: those larger than the previous class, up to its own
 // size. A class has as many slots as it has weights in any `staging` (`arrivals`, `pairs`)
 // consecutive modules, where the first module follows the last. Among all divisions into ranges of
@@ -30,6 +33,7 @@ struct RingDepth {  // In modules.
   int pairs = 2;
   int staging = 4;
   bool goes_back = false;  // Arrived weights go back.
+  bool direct = false;     // Turns read what arrived; `arrivals` has no meaning.
 };
 
 // Returns the depth for a forward that runs `modules` modules ahead.
@@ -50,11 +54,12 @@ struct SlotClass {
   std::uint64_t copy_slot_bytes = 0;  // For each copy of a pair; the same multiple.
   int arrivals = 0;
   int pairs = 0;
+  int copies = 2;  // Of a pair.
   int staging = 0;
   std::uint64_t staging_slot_bytes = 0;  // A multiple of kStagingAlignment.
   std::uint64_t bytes() const noexcept {
     return slot_bytes * static_cast<std::uint64_t>(arrivals) +
-           copy_slot_bytes * static_cast<std::uint64_t>(2 * pairs);
+           copy_slot_bytes * static_cast<std::uint64_t>(copies * pairs);
   }
   std::uint64_t staging_bytes() const noexcept {
     return staging_slot_bytes * static_cast<std::uint64_t>(staging);

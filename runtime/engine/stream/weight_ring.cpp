@@ -88,6 +88,8 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<StreamedWei
     : uses_(std::move(uses)),
       written_weights_(options.written),
       reads_change_(options.reads_change),
+      reads_between_(options.reads_between),
+      direct_(options.depth.direct),
       copy_lanes_(std::max(1, options.copy_lanes)),
       first_use_(first_uses(uses_)),
       stays_(staying(uses_, first_use_, options.depth, options.resident_room,
@@ -111,6 +113,11 @@ WeightRing::WeightRing(const WeightRingOptions& options, std::vector<StreamedWei
       rings_(plan_.classes.size()),
       next_(std::make_shared<RingPass>()),
       compute_(lanes_) {
+  SLUICEWAY_CHECK(!direct_ || std::ranges::all_of(uses_,
+                                                  [](const StreamedWeight& use) {
+                                                    return use.source >= 0 && !use.keep;
+                                                  }),
+                  "ring: a direct ring has a weight without a source, expected one for each");
   know_written();
   cut_slots();
   try {
@@ -174,7 +181,7 @@ void WeightRing::cut_slots() {
     for (int k = 0; k < c.arrivals; ++k) ring.arrivals.push_back({take(c.slot_bytes), {}});
     for (int k = 0; k < c.pairs; ++k) {
       std::byte* const plus = take(c.copy_slot_bytes);
-      ring.pairs.push_back({plus, take(c.copy_slot_bytes), {}});
+      ring.pairs.push_back({plus, c.copies == 1 ? plus : take(c.copy_slot_bytes), {}});
     }
     for (int k = 0; k < c.staging; ++k) {
       ring.staging.push_back({std::exchange(staged, staged + c.staging_slot_bytes), {}});
@@ -191,6 +198,8 @@ void WeightRing::begin(std::shared_ptr<const PassWork> work) {
                   " has not ended; call finish() before the next one");
   SLUICEWAY_CHECK(work != nullptr && work->rounds() >= 1,
                   "begin: 0 rounds, expected work of at least 1 round");
+  SLUICEWAY_CHECK(!direct_ || work->rounds() == 1, "begin: ", work->rounds(),
+                  " rounds in a direct ring, expected 1");
   ended_.front().wait();
   ++begun_;
   next_->work = std::move(work);
@@ -222,6 +231,7 @@ void WeightRing::finish() {
   ended_.front() = std::exchange(ended_.back(), Event());
   ended_.back() = compute_.reached();
   lanes_.executor().release();  // Times by pass.
+  if (!reads_between_) lanes_.executor().drain();
   fill();
 }
 
@@ -354,12 +364,14 @@ bool WeightRing::fetch_next(Ring& ring) {
   const bool streamed = !stays_[at(use)];
   const bool is_read = streamed && uses_[at(use)].source >= 0;
   if (is_read && (ring.staging.empty() || !has_key())) return false;
-  if (is_read && reads_change_ && ring.next_pass && pass_ != nullptr) return false;
+  if (is_read && reads_change_ && ring.next_pass && (pass_ != nullptr || !reads_between_)) {
+    return false;
+  }
   if (streamed && !is_read && ring.arrivals.empty()) return false;
   const auto entry = std::make_shared<Entry>();
   entry->use = use;
   entry->pass = ring.next_pass ? next_ : pass_;
-  entry->lacks_arrival = streamed;
+  entry->lacks_arrival = streamed && !direct_;
   if (!ring.next_pass) entry->next = first_round(use, from_);
   if (!streamed) entry->arrived.reset();
   if (!is_read) entry->read.reset();
@@ -382,7 +394,7 @@ void WeightRing::move_on(Ring& ring) {
     if (entry == nullptr || entry->lacks_arrival || !bring_up(entry) || !has_key()) return;
     const Turn turn{position(entry->use, entry->next), entry->use, entry->next, take_key(),
                     ring.pairs.front()};
-    submit_copies(entry, turn);
+    direct_ ? submit_direct(entry, turn) : submit_copies(entry, turn);
     ring.pairs.pop_front();
     ahead_.insert(
         std::upper_bound(ahead_.begin(), ahead_.end(), turn,
@@ -494,6 +506,17 @@ void WeightRing::submit_copies(const EntryPtr& entry, const Turn& turn) {
                                            turn.pair.first, turn.pair.second, entry->pass,
                                            entry->through));
   lanes_.executor().submit(std::move(payload));
+}
+
+void WeightRing::submit_direct(const EntryPtr& entry, const Turn& turn) {
+  Payload payload = payload_of(turn.use, false, turn.position);
+  payload.key = turn.key;
+  payload.hops.push_back(RingHops::await(ring_lanes::kStaged, {entry->was_read, turn.pair.free}));
+  payload.hops.push_back(hops_.copy(turn.use, entry->staging.data, turn.pair.first,
+                                    {std::move(entry->arrived), entry->through}));
+  lanes_.executor().submit(std::move(payload));
+  ring_of(turn.use).staging.push_back(
+      {std::exchange(entry->staging.data, nullptr), entry->has_arrived});
 }
 
 // ---- Steps that are written into weights --------------------------------------------------------

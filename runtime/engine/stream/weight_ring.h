@@ -5,6 +5,10 @@
 //   copies   arrival slot  -> pair of slots   PassWork::make_copies(), when a pair is free
 //   compute  acquire() .. release()           reads the pair
 //
+// In a direct ring (RingDepth::direct) a turn reads one copy, as it arrived: the weight crosses
+// into the slot of its turn, and nothing makes copies. A pass then has one round, all weights have
+// a source, and none is resident.
+//
 // With written weights, steps are also written into them:
 //
 //   copies   arrival slot, or resident  <- PassWork::write_steps()   before its first turn
@@ -90,7 +94,8 @@ struct WeightRingOptions {
   RingDepth depth;
   std::uint64_t resident_room = 0;    // Bytes for weights that may stay, beside those that must.
   WeightSource* source = nullptr;     // For weights outside host memory.
-  bool reads_change = false;          // At each step, so nothing is read ahead.
+  bool reads_change = false;          // Between passes, so no pass reads for the next one;
+  bool reads_between = true;          // and after finish() either, if they still change then.
   WrittenWeights* written = nullptr;  // Receives steps, in host memory; null: only reads.
   int reads = 4;                      // Concurrent reads of the source.
   int copy_lanes = 1;
@@ -119,7 +124,7 @@ class WeightRing {
   const void* acquire(int use, int round, int copy, StreamRef compute);
   // Call when all readers have been enqueued, on `compute` or before it.
   void release(int use, int round, StreamRef compute);
-  void finish();
+  void finish();  // Without `reads_between`, returns when nothing is read any more.
   void check_ends(const char* function) const;  // Throws the errors of finish().
 
   // ---- Written weights ----
@@ -186,6 +191,7 @@ class WeightRing {
   void submit_read(const EntryPtr& entry);
   void submit_arrival(const EntryPtr& entry);
   void submit_copies(const EntryPtr& entry, const Turn& turn);
+  void submit_direct(const EntryPtr& entry, const Turn& turn);
   void seek(std::uint64_t position);
   void drop_turn();  // Drops the front of ahead_; waits for its running work.
   void retire(Ring& ring,
@@ -218,7 +224,8 @@ class WeightRing {
 
   std::vector<StreamedWeight> uses_;
   WrittenWeights* written_weights_;
-  bool reads_change_;
+  bool reads_change_, reads_between_;
+  bool direct_;
   int copy_lanes_;
   std::vector<int> first_use_;  // By use: the first one of the same storage.
   std::vector<bool> stays_;     // By use: it is resident.

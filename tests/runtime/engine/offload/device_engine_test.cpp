@@ -37,7 +37,9 @@ TEST_P(DeviceEngineTest, TwentyStepsAsOnTheHostDevice) {
   const RunCase& run = GetParam();
   RunCase on_threads = run;
   on_threads.host_threads = 3;  // As in an engine on a card.
-  DeviceRun on_host(DeviceId::host(), run), on_device(DeviceId::cuda(0), on_threads);
+  RunCase resident = run;
+  resident.streamed = false;
+  DeviceRun on_host(DeviceId::host(), resident), on_device(DeviceId::cuda(0), on_threads);
   const std::vector<Matrix> expected = on_host.trajectory(), found = on_device.trajectory();
   ASSERT_EQ(on_device.outcomes().size(), std::size_t{DeviceRun::kSteps});
   for (std::size_t step = 0; step < on_host.outcomes().size(); ++step) {
@@ -57,10 +59,11 @@ TEST_P(DeviceEngineTest, TwentyStepsAsOnTheHostDevice) {
   }
 }
 
-TEST_P(DeviceEngineTest, ThreadsOfTheHostLaneChangeNoBit) {
+TEST_P(DeviceEngineTest, ThreadsOfTheHostLaneAndStreamedWeightsChangeNoBit) {
   RunCase run = GetParam();
   DeviceRun one(DeviceId::host(), run);
   run.host_threads = 4;
+  run.streamed = !run.streamed && run.side_streams == 0;
   DeviceRun four(DeviceId::host(), run);
   EXPECT_TRUE(one.trajectory() == four.trajectory());
 }
@@ -140,6 +143,26 @@ std::vector<RunCase> cases() {
        .on_disk = true,
        .states = StateCodec::kBf16},
       {.name = "bf16_states", .states = StateCodec::kBf16},
+      {.name = "streamed", .streamed = true},
+      {.name = "streamed_f32_from_disk",
+       .dtype = kF32,
+       .gradient = kF32,
+       .micro_batches = 2,
+       .on_disk = true,
+       .link = {0.05, 20},
+       .streamed = true},
+      {.name = "streamed_eight_bits_speculative",
+       .policy = kEarly,
+       .max_norm = 0.5,
+       .on_disk = true,
+       .states = StateCodec::k8Bit,
+       .streamed = true},
+      {.name = "streamed_f16_cores",
+       .codec = "block_random",
+       .dtype = kF16,
+       .gradient = kF16,
+       .redraw = 6,
+       .streamed = true},
       {.name = "identity_on_streams", .f32_gradients = true, .micro_batches = 2, .side_streams = 2},
       {.name = "block_random_on_streams",
        .codec = "block_random",
@@ -160,6 +183,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DeviceEngineTest, testing::ValuesIn(cases()),
 
 TEST(CudaEngineTest, ItTakesWhatIsPlannedForACard) {
   for (const RunCase& run : cases()) {
+    if (run.streamed) continue;  // Its slots are in no footprint.
     DeviceRun on_host(DeviceId::host(), run), on_device(DeviceId::cuda(0), run);
     const OffloadFootprint here = on_host.footprint(), there = on_device.footprint();
     const auto before = on_host.engine().take_stats().use.used;

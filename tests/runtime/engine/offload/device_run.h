@@ -49,6 +49,7 @@ struct RunCase {
 
   int host_threads = 1;
   StateCodec states = StateCodec::kFp32;
+  bool streamed = false;  // The weights that have chunks of their own, in two blocks.
 
   bool compresses() const { return codec != "identity"; }
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
@@ -73,6 +74,7 @@ class DeviceRun {
     if (run.on_disk) drive_.emplace();
     engine_ = make_engine();
     engine_->begin(model_.weights(), compute());
+    stream();
   }
 
   // Returns every weight as f32 at every look: [tensor * kLooks + look].
@@ -101,8 +103,14 @@ class DeviceRun {
 
   void look(int at) {
     for (int i = 0; i < kTensors; ++i) {
+      if (is_streamed(i)) continue;
       engine_->acquire(i, streams_.at(at + i));
       model_.look(i, at);  // On the stream of step(), not that of acquire().
+    }
+    for (int block = 0; case_.streamed && block < std::ssize(kBlocks); ++block) {
+      fetch(block, WeightFetch::Phase::kForward);
+      for (const int i : kBlocks[block]) model_.look(i, at, weight(i));
+      let_go(block, WeightFetch::Phase::kForward);
     }
   }
 
@@ -113,8 +121,10 @@ class DeviceRun {
       for (int i = kTensors; i-- > 0;) {
         if (i == 0 && step == kNoGradient) continue;
         const StreamRef stream = streams_.at(step + k + i + 1);
-        compress(model_.gradient(i, step, k), 1.0F, model_.weight(i), stream);
+        if (is_streamed(i) && i == block_of(i).back()) fetch(number_of(i), kBackward);
+        compress(model_.gradient(i, step, k), 1.0F, weight(i), stream);
         give(i, step, k, stream);
+        if (is_streamed(i) && i == block_of(i).front()) let_go(number_of(i), kBackward);
       }
       streams_.join();
       engine_->end_backward();
@@ -150,6 +160,39 @@ class DeviceRun {
   }
 
  private:
+  static constexpr auto kBackward = WeightFetch::Phase::kBackward;
+  static inline const std::vector<std::vector<int>> kBlocks = {{0}, {1, 3}};
+
+  bool is_streamed(int i) const {
+    const auto [rows, cols, dtype] = model_.spec(i);
+    return case_.streamed && 2 * rows * cols >= ChunkPlan::kStoredAlignment;
+  }
+  static int number_of(int i) { return i == 0 ? 0 : 1; }
+  static const std::vector<int>& block_of(int i) { return kBlocks.at(std::size_t(number_of(i))); }
+
+  // Call after begin() or resume() of another engine.
+  void stream() {
+    if (case_.streamed) engine_->stream(kBlocks, 1);
+  }
+
+  void fetch(int block, WeightFetch::Phase phase) {
+    held_ = engine_->fetch().acquire(phase, block, compute());
+  }
+  void let_go(int block, WeightFetch::Phase phase) {
+    engine_->fetch().release(phase, block, compute());
+    held_.clear();
+  }
+
+  // A weight of the block that was fetched last, or of the model.
+  AnyMatrix weight(int i) const {
+    AnyMatrix weight = model_.weight(i);
+    if (!is_streamed(i)) return weight;
+    const std::vector<int>& block = block_of(i);
+    const auto at = std::ranges::find(block, i) - block.begin();
+    weight.data = const_cast<void*>(held_.at(static_cast<std::size_t>(at)));
+    return weight;
+  }
+
   static std::vector<DeviceWeight> specs(const RunCase& run) {
     std::vector<DeviceWeight> all;
     for (int i = 0; i < kTensors; ++i) {
@@ -184,7 +227,8 @@ class DeviceRun {
     std::vector<TensorSpec> all;
     for (int i = 0; i < kTensors; ++i) {
       const auto [rows, cols, dtype] = model_.spec(i);
-      all.push_back({"w" + std::to_string(i), {rows, cols}, dtype, case_.compresses()});
+      all.push_back(
+          {"w" + std::to_string(i), {rows, cols}, dtype, case_.compresses(), is_streamed(i)});
     }
     return all;
   }
@@ -214,7 +258,8 @@ class DeviceRun {
       engine_->close();
       engine_.reset();
       engine_ = make_engine();
-      return engine_->resume(model_.weights(), compute());
+      engine_->resume(model_.weights(), compute());
+      return stream();
     }
     std::unique_ptr<OffloadEngine> next = make_engine();
     for (int i = 0; i < kTensors; ++i) engine_->acquire(i, compute());
@@ -227,6 +272,7 @@ class DeviceRun {
     }
     next->set_committed_steps(engine_->committed_steps());
     engine_ = std::move(next);
+    stream();
   }
 
   // Drops a step of whole gradients, and resumes while its weights are still read. Then drops a
@@ -281,6 +327,7 @@ class DeviceRun {
   SideStreams streams_;
   Buffer scans_, nothing_;  // By stream; NaNs.
   std::vector<Buffer> lent_;
+  std::vector<const void*> held_;  // Weights of the block that was fetched last.
   std::optional<ScratchPath> drive_;
   std::unique_ptr<OffloadEngine> engine_;
   std::vector<StepOutcome> outcomes_;

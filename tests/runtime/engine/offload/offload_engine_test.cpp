@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -102,6 +103,119 @@ TEST_P(OffloadEngineTest, FilesGiveTheBitsOfMemoryThroughEveryBackEnd) {
     engine.synchronize();
     EXPECT_EQ(difference(again, expected), "");
   }
+}
+
+// Copies what every block brings into the model.
+void fetch_all(OffloadEngine& engine, OffloadModel& model, WeightFetch::Phase phase,
+               const std::vector<std::vector<int>>& blocks) {
+  const bool forward = phase == WeightFetch::Phase::kForward;
+  const std::vector<AnyMatrix> into = model.tensors();
+  for (int k = 0; k < std::ssize(blocks); ++k) {
+    const int block = forward ? k : static_cast<int>(blocks.size()) - 1 - k;
+    const std::vector<const void*> found = engine.fetch().acquire(phase, block, StreamRef::host());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const int tensor = blocks[static_cast<std::size_t>(block)][i];
+      std::memcpy(into[static_cast<std::size_t>(tensor)].data, found[i],
+                  model.bytes(tensor).size());
+    }
+    engine.fetch().release(phase, block, StreamRef::host());
+  }
+}
+
+void scribble(OffloadModel& model, const std::vector<std::vector<int>>& blocks) {
+  const std::vector<AnyMatrix> weights = model.tensors();
+  for (const std::vector<int>& block : blocks) {
+    for (const int tensor : block) {
+      std::memset(weights[static_cast<std::size_t>(tensor)].data, 0xFF, model.bytes(tensor).size());
+    }
+  }
+}
+
+TEST_P(OffloadEngineTest, StreamedWeightsHaveTheBitsOfAdamWInMemory) {
+  // Those that have chunks of their own.
+  const std::vector<std::vector<int>> blocks = {{0}, {3, 5}, {6}};
+  std::vector<TensorSpec> specs = kModel;
+  for (const auto& block : blocks) {
+    for (const int tensor : block) specs[static_cast<std::size_t>(tensor)].streamed = true;
+  }
+  const ScratchPath drive;
+  for (const bool on_disk : {false, true}) {
+    OffloadModel model(specs, 7);
+    OffloadReference reference(model, GetParam().codec);
+    const std::vector<std::string> drives =
+        on_disk ? std::vector{drive.str()} : std::vector<std::string>();
+    auto engine = std::make_unique<OffloadEngine>(options(drives), specs);
+    engine->begin(model.tensors());
+    engine->stream(blocks, 1);
+    for (std::int64_t step = 1; step <= 4; ++step) {
+      for (int batch = 0; batch < GetParam().batches; ++batch) {
+        for (const auto phase : {WeightFetch::Phase::kForward, WeightFetch::Phase::kBackward}) {
+          scribble(model, blocks);
+          fetch_all(*engine, model, phase, blocks);
+          for (int t = 0; t < model.size(); ++t) engine->acquire(t, StreamRef::host());
+          ASSERT_EQ(reference.difference(model), "") << "before step " << step;
+        }
+      }
+      scribble(model, blocks);  // The engine does not need them, and does not write them.
+      const StepOutcome outcome = run_step(*engine, model, step, GetParam().batches);
+      reference.step(step, GetParam().batches, kStepFactor * outcome.clip_factor);
+      if (!on_disk || step != 2) continue;
+      engine->close();
+      engine = nullptr;
+      engine = std::make_unique<OffloadEngine>(options(drives), specs);
+      engine->resume(model.tensors());
+      engine->stream(blocks, 2);
+    }
+    for (const std::vector<int>& block : blocks) {
+      for (const int t : block) {
+        std::vector<std::byte> weight(engine->read_bytes(t) + kBlockBytes);
+        const auto past = reinterpret_cast<std::uintptr_t>(weight.data()) % kBlockBytes;
+        const auto whole =
+            std::span(weight).subspan((kBlockBytes - past) % kBlockBytes, engine->read_bytes(t));
+        engine->read_weight(t, whole);
+        std::memcpy(model.tensors()[static_cast<std::size_t>(t)].data, whole.data(),
+                    model.bytes(t).size());
+      }
+    }
+    engine->synchronize();
+    EXPECT_EQ(reference.difference(model), "");
+    EXPECT_EQ(reference.state_difference(*engine), "");
+  }
+}
+
+// A weight that is written anew is what the next forward reads, whatever was on its way.
+TEST(StreamedWeightsTest, AStateThatIsLoadedReachesTheNextForward) {
+  std::vector<TensorSpec> specs = {{"a", {64, 64}, DType::kBF16}, {"b", {64, 64}, DType::kBF16}};
+  for (TensorSpec& spec : specs) spec.streamed = true;
+  const std::vector<std::vector<int>> blocks = {{0}, {1}};
+  OffloadEngine engine(small_chunk_options(), specs);
+  OffloadModel model(specs, 3);
+  engine.begin(model.tensors());
+  engine.stream(blocks, 1);
+  fetch_all(engine, model, WeightFetch::Phase::kForward, blocks);  // Its backward never comes.
+  const std::size_t elems = 64 * 64;
+  std::vector<float> m(elems), v(elems), master(elems, 0.75F);
+  engine.write_state(0, {m, v, master}, 5);
+  fetch_all(engine, model, WeightFetch::Phase::kForward, blocks);
+  const AnyMatrix weight = model.tensors()[0];
+  const std::span found(static_cast<const bf16*>(weight.data), elems);
+  EXPECT_TRUE(std::ranges::all_of(found, [](bf16 x) { return to_float(x) == 0.75F; }));
+}
+
+TEST(StreamedWeightsTest, WhatCannotBeStreamedIsRefusedByName) {
+  std::vector<TensorSpec> specs = kModel;
+  specs[1].streamed = true;  // Shares its chunk.
+  EXPECT_THAT([&] { OffloadEngine(small_chunk_options(), specs); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("shares its chunk with")));
+  OffloadEngine engine(small_chunk_options(), kModel);
+  OffloadModel model(kModel, 3);
+  EXPECT_THAT([&] { engine.fetch(); }, ThrowsMessage<InvalidArgument>(HasSubstr("stream()")));
+  EXPECT_THAT([&] { engine.stream({{0}}, 1); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("begin()")));
+  engine.begin(model.tensors());
+  EXPECT_THAT([&] { engine.stream({{0}}, 1); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("embedding is not streamed")));
+  EXPECT_THAT([&] { engine.stream({}, 1); }, ThrowsMessage<InvalidArgument>(HasSubstr("0 blocks")));
 }
 
 constexpr UpdatePolicy kEarly = UpdatePolicy::kSpeculative, kLate = UpdatePolicy::kSpill;

@@ -1,0 +1,147 @@
+#include "runtime/engine/offload/weight_fetch.h"
+
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "runtime/device/device_memory.h"
+#include "runtime/engine/stream/weight_places.h"
+
+namespace sluiceway {
+namespace {
+
+// A turn reads its weight as it arrived.
+class AsItArrived final : public PassWork {
+ public:
+  void make_copies(const StreamedWeight&, int, const TurnCopies&, StreamRef) const override {}
+};
+
+std::vector<int> first_uses_of(const std::vector<std::vector<int>>& blocks) {
+  SLUICEWAY_CHECK(!blocks.empty(), "WeightFetch: 0 blocks, expected at least one");
+  std::vector<int> first = {0};
+  for (const std::vector<int>& tensors : blocks) {
+    SLUICEWAY_CHECK(!tensors.empty(), "WeightFetch: block ", first.size() - 1,
+                    " has no streamed tensor, expected at least one");
+    first.push_back(first.back() + static_cast<int>(tensors.size()));
+  }
+  return first;
+}
+
+// Forward block by block, then backward; a block has the same order of tensors both times.
+std::vector<StreamedWeight> uses_of(std::span<const TensorSpec> tensors,
+                                    const std::vector<std::vector<int>>& blocks) {
+  std::vector<StreamedWeight> uses;
+  const auto add = [&](const std::vector<int>& block, int module) {
+    for (const int index : block) {
+      const TensorSpec& tensor = tensors[static_cast<std::size_t>(index)];
+      SLUICEWAY_CHECK(tensor.streamed, "WeightFetch: ", tensor.name,
+                      " is not streamed, expected one whose weight is in the store");
+      StreamedWeight& use = uses.emplace_back();
+      use.name = tensor.name;
+      use.elements = tensor.elems();
+      use.form = tensor.dtype;
+      use.module = module;
+      use.source = index;
+    }
+  };
+  int module = 0;
+  for (auto block = blocks.begin(); block != blocks.end(); ++block) add(*block, module++);
+  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) add(*block, module++);
+  return uses;
+}
+
+RingDepth depth_of(int ahead) {
+  SLUICEWAY_CHECK(ahead >= 1, "WeightFetch: ", ahead, " blocks ahead, expected at least 1");
+  RingDepth depth;
+  depth.pairs = 1 + ahead;
+  depth.staging = 1;
+  depth.direct = true;
+  return depth;
+}
+
+WeightRingOptions ring_options(const EngineLanes::Options& lanes, WeightSource& source, int ahead) {
+  WeightRingOptions options(lanes.device);
+  options.lanes = lanes;
+  options.depth = depth_of(ahead);
+  options.source = &source;
+  options.reads_change = true;
+  options.reads_between = false;
+  return options;
+}
+
+}  // namespace
+
+SlotPlan WeightFetch::plan(std::span<const TensorSpec> tensors,
+                           const std::vector<std::vector<int>>& blocks, int ahead) {
+  const std::vector<StreamedWeight> uses = uses_of(tensors, blocks);
+  std::vector<std::uint64_t> read_bytes;
+  for (const StreamedWeight& use : uses) {
+    const std::int64_t stored = round_up(use.elements, ChunkPlan::kStoredAlignment);
+    read_bytes.push_back(static_cast<std::uint64_t>(stored) * size_bytes(use.dtype()));
+  }
+  return plan_slots(uses, std::vector<bool>(uses.size()), read_bytes, depth_of(ahead));
+}
+
+WeightFetch::WeightFetch(const EngineLanes::Options& lanes, Reader reader,
+                         std::span<const TensorSpec> tensors,
+                         const std::vector<std::vector<int>>& blocks, int ahead)
+    : reader_(std::move(reader)),
+      blocks_(blocks),
+      first_(first_uses_of(blocks_)),
+      ring_(ring_options(lanes, *this, ahead), uses_of(tensors, blocks_)) {}
+
+int WeightFetch::first_use(Phase phase, int block) const {
+  const auto count = static_cast<int>(blocks_.size());
+  SLUICEWAY_CHECK(block >= 0 && block < count, "WeightFetch: block ", block, ", expected 0 to ",
+                  count - 1);
+  const auto at = static_cast<std::size_t>(block);
+  return phase == Phase::kForward ? first_[at] : 2 * first_.back() - first_[at + 1];
+}
+
+std::vector<const void*> WeightFetch::acquire(Phase phase, int block, StreamRef compute) {
+  const int first = first_use(phase, block);
+  if (phase == Phase::kForward && turned_) finish();
+  begin();
+  turned_ = turned_ || phase == Phase::kBackward;
+  std::vector<const void*> weights;
+  try {
+    while (weights.size() < tensors_of(block).size()) {
+      const int use = first + static_cast<int>(weights.size());
+      weights.push_back(ring_.acquire(use, 0, 0, compute));
+    }
+  } catch (...) {
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      ring_.release(first + static_cast<int>(i), 0, compute);
+    }
+    throw;
+  }
+  return weights;
+}
+
+void WeightFetch::release(Phase phase, int block, StreamRef compute) {
+  const int first = first_use(phase, block);
+  for (std::size_t i = 0; i < tensors_of(block).size(); ++i) {
+    ring_.release(first + static_cast<int>(i), 0, compute);
+  }
+}
+
+void WeightFetch::begin() {
+  if (in_pass_) return;
+  ring_.begin(std::make_shared<AsItArrived>());
+  in_pass_ = true;
+}
+
+void WeightFetch::finish() {
+  if (!in_pass_) return;
+  ring_.finish();
+  in_pass_ = turned_ = false;
+}
+
+std::uint64_t WeightFetch::read_bytes(std::size_t weight) const {
+  return reader_.bytes(static_cast<int>(weight));
+}
+
+void WeightFetch::read(std::size_t weight, std::span<std::byte> into, Done done) {
+  reader_.read(static_cast<int>(weight), into, std::move(done));
+}
+
+}  // namespace sluiceway

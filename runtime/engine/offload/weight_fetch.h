@@ -1,0 +1,81 @@
+// Brings streamed weights to the device block by block, in the order in which a step reads them:
+// blocks forward, then the same blocks backward.
+//
+//   acquire(kForward, b) .. release     for each block b in order
+//   acquire(kBackward, b) .. release    for each block b in reverse order
+//   finish()
+//
+// A block's weights arrive in slots of a direct ring (weight_ring.h) while earlier blocks compute,
+// `ahead` blocks before their turn. Other orders work and are slower: a forward without a backward,
+// a block that is skipped or run twice. begin() starts a pass, and the first acquire() does so if
+// nobody else has; so does a forward after a backward. Between finish() and the next pass nothing
+// is read, since a step then changes weights.
+//
+// Thread safety: one thread at a time calls.
+// Lifetime:      what `reader` uses, and every stream passed in, outlive it; its destructor waits
+//                for reads in flight.
+// Errors:        those of WeightRing.
+// Cost:          device: slots for 1 + `ahead` blocks. Pinned tier: for the weights of one block.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/offload/state_store.h"
+#include "runtime/engine/stream/ring_client.h"
+#include "runtime/engine/stream/weight_ring.h"
+
+namespace sluiceway {
+
+class WeightFetch final : private WeightSource {
+ public:
+  struct Reader {
+    std::function<std::uint64_t(int tensor)> bytes;  // Those that `read` fills.
+    // Reads the weight after its last update, and waits for that.
+    std::function<void(int tensor, std::span<std::byte> into, Done done)> read;
+    bool is_disk = true;
+  };
+  enum class Phase : std::uint8_t { kForward, kBackward };
+
+  // Returns the slots that an object has.
+  static SlotPlan plan(std::span<const TensorSpec> tensors,
+                       const std::vector<std::vector<int>>& blocks, int ahead);
+
+  // `blocks`: numbers of their tensors. InvalidArgument: no block, or one without tensors.
+  WeightFetch(const EngineLanes::Options& lanes, Reader reader, std::span<const TensorSpec> tensors,
+              const std::vector<std::vector<int>>& blocks, int ahead);
+
+  void begin();  // Starts to fetch the first blocks; in a pass it does nothing.
+  // Returns a block's weights, in the order of its tensors, for work enqueued on `compute` from now
+  // on, until release().
+  std::vector<const void*> acquire(Phase phase, int block, StreamRef compute);
+  // Call when all readers have been enqueued on `compute`, or before it.
+  void release(Phase phase, int block, StreamRef compute);
+  // Ends the pass, if there is one. Afterwards nothing is read. InvalidArgument: a block is
+  // acquired.
+  void finish();
+
+  const std::vector<int>& tensors_of(int block) const {
+    return blocks_.at(static_cast<std::size_t>(block));
+  }
+  double take_stall_seconds() { return ring_.take_use().stall_seconds; }
+
+ private:
+  std::uint64_t read_bytes(std::size_t weight) const override;
+  bool is_disk() const override { return reader_.is_disk; }
+  void read(std::size_t weight, std::span<std::byte> into, Done done) override;
+  int first_use(Phase phase, int block) const;
+
+  Reader reader_;
+  std::vector<std::vector<int>> blocks_;
+  std::vector<int> first_;  // By block: its first use in a forward; and the count of all.
+  bool in_pass_ = false;
+  bool turned_ = false;  // The backward of this pass has begun.
+  WeightRing ring_;
+};
+
+}  // namespace sluiceway
