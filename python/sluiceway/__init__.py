@@ -40,11 +40,13 @@ __all__ = [
     "errors",
     "for_trainer",
     "fuse_linears",
+    "open_streamed",
 ]
 
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh, StoreOptions
     from sluiceway.model.chunked_loss.of_model import ChunkedLoss
+    from sluiceway.optim.offload.open_streamed import open_streamed
     from sluiceway.optim.offload.optimizer import OffloadAdamW
     from sluiceway.optim.subspace.for_trainer import for_trainer
     from sluiceway.optim.subspace.fused.fusing import fuse_linears
@@ -64,6 +66,7 @@ _HOMES = {
     "ZoSgd": "sluiceway.optim.zo.optimizer",
     "for_trainer": "sluiceway.optim.subspace.for_trainer",
     "fuse_linears": "sluiceway.optim.subspace.fused.fusing",
+    "open_streamed": "sluiceway.optim.offload.open_streamed",
 }
 
 

@@ -18,11 +18,13 @@ from sluiceway.engines.offload_plan import OffloadPlan
 from sluiceway.engines.resident import OPTIMIZER_FILE
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import InvalidArgument
-from sluiceway.machine.placement import Placement
+from sluiceway.machine.placement import DTYPES, Placement
+from sluiceway.model.folder import prepare_model
 from sluiceway.model.speeds import disk_speed
 from sluiceway.optim.common.state import STATE_KEY
 from sluiceway.optim.offload.arguments import resolve_gradients
 from sluiceway.optim.offload.cores import core_groups, core_lines
+from sluiceway.optim.offload.open_streamed import open_streamed
 from sluiceway.optim.offload.optimizer import OffloadAdamW
 from sluiceway.optim.offload.spill_choice import Rates
 from sluiceway.store.drives import find_drives
@@ -63,6 +65,21 @@ class Offload(GradientEngine):
         super().open(folder, placement, trace)
 
     @property
+    def _streams(self) -> bool:
+        return self.config.engine.weights == "streamed"
+
+    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Set up checkpointing for streamed weights too, whose blocks are computed twice."""
+        checkpointing = self.config.model.checkpointing or self._streams
+        return prepare_model(model, "trained", checkpointing)
+
+    def load_model(self, folder: Path) -> torch.nn.Module:
+        """Load the whole model of a folder, or open it for streaming."""
+        if not self._streams:
+            return super().load_model(folder)
+        return open_streamed(folder, DTYPES[self.config.model.dtype], str(self.weights_device))
+
+    @property
     def _has_codec(self) -> bool:
         return self.config.engine.codec != "identity"
 
@@ -97,7 +114,7 @@ class Offload(GradientEngine):
         Until then it keeps the step of the save before, so that a kill leaves one of the two saves
         usable.
         """
-        self.model.save_pretrained(folder)
+        self.optimizer.save_pretrained(folder)
         write_state(self.optimizer.unpinned_state(), folder / OPTIMIZER_FILE)
         self._pins = self.config.engine.tier == "disk"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.common.tier_limits import tier_limits
 from sluiceway.optim.offload.arguments import chunk_elements, resolve_gradients, resolve_policy
 from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
+from sluiceway.optim.offload.open_streamed import ids_in_files
 from sluiceway.optim.offload.spill_choice import (
     Rates,
     adam_seconds,
     choose_spill,
     no_room_for_cores,
 )
+from sluiceway.optim.offload.streamed_blocks import choose_streamed, slots_of
 
 _WAITING_BYTES = 256 << 20  # Largest size of gradients that wait to leave the device.
 
@@ -40,10 +43,17 @@ class OffloadPlan(DevicePlan):
     ) -> None:
         super().__init__(config, 0)
         engine = config.engine
-        weights = select_whole("offload", model, target=target_of(engine)).compressed
+        target, away = target_of(engine), ids_in_files(model)
+        weights = select_whole("offload", model, target=target, away=away).compressed
+        blocks = []
+        if engine.weights == "streamed":
+            elements = chunk_elements("store", config.store.chunk)
+            blocks = [of for _, of in choose_streamed("offload", model, weights, elements)]
+        self._streamed_bytes = sum(w.parameter.nbytes for w in weights if w.streamed)
+        self._slot_bytes, self._staging_bytes = slots_of(weights, blocks)
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
-        self._weight_bytes = sum(w.parameter.nbytes for w in weights)
+        self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.streamed)
         placement = placement or choose_placement(config, of_plan=True)
         autocast = placement.autocast_dtype
         self._on_card = placement.device.type == "cuda"
@@ -143,11 +153,13 @@ class OffloadPlan(DevicePlan):
         waiting = min(_WAITING_BYTES, self._whole_bytes)
         tiers = {
             "device": rehearsal.peak_bytes
+            - self._streamed_bytes
+            + self._slot_bytes
             + waiting
             + self._footprint["core_device_bytes"]
             + self._footprint["exit_bytes"],
             "host": self._host_bytes_of(self._footprint),
-            "pinned": self._footprint["pinned_bytes"],
+            "pinned": self._footprint["pinned_bytes"] + self._staging_bytes,
         }
         return tiers | ({"disk": store} if self._on_disk else {})
 
@@ -169,16 +181,22 @@ class OffloadPlan(DevicePlan):
             return 0
         return self._gradient_bytes * self._footprint["core_stored_elems"]
 
+    @property
+    def _fetched_bytes(self) -> int:
+        """Bytes of weights that a step fetches: for each forward, and again for its backward."""
+        return 2 * self._backwards * self._streamed_bytes
+
     def links(self) -> dict[str, int]:
         """Count gradients to the host, weights back, and the disk's traffic.
 
         Cores, and the gradients decompressed from them, count once a step; whole gradients count
-        once a backward. Speculative steps are assumed to need no correction.
+        once a backward. Speculative steps are assumed to need no correction. Streamed weights
+        count twice a micro-batch.
         """
         states = self._footprint["state_bytes"]
         links = {
             "d2h": self._backwards * self._whole_bytes + self._footprint["core_d2h_bytes"],
-            "h2d": self._weight_bytes,
+            "h2d": self._weight_bytes + self._fetched_bytes,
         }
         if not self._on_disk:
             return links
@@ -190,8 +208,11 @@ class OffloadPlan(DevicePlan):
         whole = self._backwards * self._whole_extents
         reread = self._footprint["reread_bytes"]
         return links | {
-            "disk_read": states + reads * whole + self._core_extents + reread,
-            "disk_written": states + writes * whole + self._core_extents,
+            "disk_read": states + reads * whole + self._core_extents + reread + self._fetched_bytes,
+            "disk_written": states
+            + self._footprint["copied_bytes"]
+            + writes * whole
+            + self._core_extents,
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -227,10 +248,15 @@ class OffloadPlan(DevicePlan):
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Overlap each micro-batch with its gradients' transfer, and the last one with all lanes.
 
-        The disk's lanes work in parallel with the other lanes, so the slowest lane counts.
+        The disk's lanes work in parallel with the other lanes, so the slowest lane counts. A block
+        computes while the weights of the next one are fetched.
         """
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         link = link_of(self._config, speeds)
+        disk_gbps = (self._on_disk and speeds.get("disk_gbps")) or math.inf
+        slowest = min(link.h2d_gbps, disk_gbps)
+        fetch = self._streamed_bytes / (1e9 * slowest)  # Beside the work of the device.
+        forward, backward = max(forward, fetch), max(backward, fetch)
         out = self._whole_bytes / (1e9 * link.d2h_gbps)
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
@@ -242,7 +268,8 @@ class OffloadPlan(DevicePlan):
             links = self.links()
             spilled = self._whole_extents / (1e9 * gbps)
             with_cores = spilled + self._core_extents / (1e9 * gbps)
-            traffic = (links["disk_read"] + links["disk_written"]) / (1e9 * gbps)
+            moved = links["disk_read"] + links["disk_written"] - self._fetched_bytes
+            traffic = moved / (1e9 * gbps)
             out, last_out = max(out, spilled), max(last_out, with_cores)
             update = max(update, traffic - (self._backwards - 1) * spilled - with_cores)
         parts = {

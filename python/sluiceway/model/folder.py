@@ -99,12 +99,14 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
 
 
 def load_model(
-    folder: str | os.PathLike, dtype: torch.dtype, mapped: bool = False
+    folder: str | os.PathLike, dtype: torch.dtype | str, mapped: bool = False
 ) -> torch.nn.Module:
-    """Load a causal language model as `dtype` into host memory.
+    """Load a causal language model into host memory.
 
     Parameters
     ----------
+    dtype : torch.dtype or str
+        "auto" is the type of the files.
     mapped : bool
         Leave parameters whose type needs no conversion in the mapped file. They take no memory
         until they are read, and must be copied before the file may change.

@@ -30,6 +30,7 @@ class CompressedWeight:
     parameter: nn.Parameter
     modules: list[nn.Module]
     identity: bool = False  # Embedding or head: its whole gradient crosses.
+    streamed: bool = False  # The engine has its values, and brings them for a forward.
 
     @property
     def is_batch(self) -> bool:

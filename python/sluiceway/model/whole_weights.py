@@ -57,6 +57,7 @@ def select_whole(
     model: nn.Module,
     only: Collection[int] | None = None,
     target: str | Sequence[str] | None = None,
+    away: Collection[int] = (),
 ) -> Selection:
     """Select all trainable parameters of `model` in its order; tied ones count as one.
 
@@ -71,6 +72,8 @@ def select_whole(
     target : str or sequence of str, optional
         Matrices whose gradients may cross compressed, named as in `select_weights`; none by
         default. `why_ordinary` has a reason for each weight that is not among them.
+    away : collection of int, optional
+        id() of the parameters whose values are elsewhere, so that their layout means nothing.
 
     Raises
     ------
@@ -83,7 +86,7 @@ def select_whole(
     for key, (name, parameter, holders) in owners.items():
         wanted = parameter.requires_grad and (only is None or key in only)
         if wanted and parameter.numel() > 0:
-            _check(owner, name, parameter)
+            _check(owner, name, parameter, key in away)
             modules = [module for module, _ in holders]
             why = against.get(key, _NO_CODEC) or (_BATCH if parameter.dim() > 2 else None)
             if why is not None:
@@ -91,7 +94,8 @@ def select_whole(
             whole = why is not None
             selection.compressed.append(WholeWeight(name, parameter, modules, identity=whole))
     check_dense(owner, selection, owners)
-    check_storage(owner, ((w.name, w.parameter) for w in selection.compressed))
+    here = [w for w in selection.compressed if id(w.parameter) not in away]
+    check_storage(owner, ((w.name, w.parameter) for w in here))
     if not any(w.parameter.numel() > 1 for w in selection.compressed):
         # The gradient that stands for all others, for clipping, needs two elements.
         raise InvalidArgument(
@@ -101,12 +105,14 @@ def select_whole(
     return selection
 
 
-def _check(owner: str, name: str, parameter: nn.Parameter) -> None:
+def _check(owner: str, name: str, parameter: nn.Parameter, is_away: bool) -> None:
     if parameter.dtype not in _DTYPES:
         raise InvalidArgument(
             f"{owner}: {name} is {parameter.dtype}, expected float32, bfloat16 or float16; convert "
             "or freeze it"
         )
+    if is_away:
+        return
     if parameter.layout is not torch.strided or not parameter.is_contiguous():
         strides = parameter.stride() if parameter.layout is torch.strided else parameter.layout
         raise InvalidArgument(

@@ -15,8 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import assert_short_error, read_lines, wait_for_step
+from safetensors.torch import load_file
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
 from sluiceway.run.session import read_inputs
@@ -27,6 +29,7 @@ from experiments.kill_resume.kills import kill_at_step, kill_often, loss_lines, 
 
 KILLS = int(os.environ.get("SLUICEWAY_KILLS", "4"))
 KILLS_OF_CODEC = int(os.environ.get("SLUICEWAY_KILLS", "0"))  # Beside the one at a known step.
+KILLS_OF_STREAMED = KILLS // 2
 STEPS = max(40, 12 * KILLS)
 
 
@@ -126,6 +129,26 @@ def test_a_speculative_run_with_a_codec_that_is_killed_draws_its_projectors_agai
     )
     assert bits(killed) == bits(whole)
     assert json.loads((killed / "summary.json").read_text())["codecs"]
+
+
+@pytest.mark.parametrize("policy", ["spill", "speculative"])
+def test_runs_with_streamed_weights_that_are_killed_end_in_the_bits_of_resident_ones(
+    sluiceway, configs, whole, tmp_path, policy
+):
+    config, killed = tmp_path / "streamed.yaml", tmp_path / "killed"
+    given = yaml.safe_load(configs[1].read_text())
+    given["engine"] |= {"weights": "streamed", "policy": policy}
+    given["store"]["chunk"] = "8KiB"  # Which matrices of this model fill.
+    config.write_text(yaml.safe_dump(given))
+    kill_at_step(sluiceway, config, killed, 8)
+    kill_often(
+        sluiceway.start, config, killed, KILLS_OF_STREAMED, 0.3, random.Random(7), ("config.yaml",)
+    )
+    assert loss_lines(killed) == loss_lines(whole)
+    weights, expected = (
+        load_file(run / "checkpoint" / "model.safetensors") for run in (killed, whole)
+    )
+    assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import re
 import shutil
 
 import pytest
+import torch
 import yaml
 from conftest import REPOSITORY, assert_short_error
+from safetensors.torch import load_file
 
 from experiments.kill_resume.kills import loss_lines, weights_hash
 
@@ -77,6 +79,53 @@ def test_disk_and_memory_train_the_same_bits_and_a_resume_goes_on(
     assert done.code == 0, done.err
     assert weights_hash(stopped) == weights_hash(whole)
     assert loss_lines(stopped)[-2:] == loss_lines(whole)[-2:]
+
+
+def saved(run):
+    return load_file(run / "checkpoint" / "model.safetensors")
+
+
+def test_streamed_weights_train_the_same_bits_in_less_of_the_device(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    losses, weights, planned, found = {}, {}, {}, {}
+    ways = {
+        "resident": {}, "host": {"weights": "streamed"},
+        "disk": {"weights": "streamed", "tier": "disk", "state_codec": "fp32"},
+    }  # fmt: skip
+    for name, engine in ways.items():
+        config = write_config(
+            tiny_model, name + ".yaml", train=TRAIN, engine={**ENGINE, **engine},
+            store={"chunk": "16KiB"},
+        )  # fmt: skip
+        done = sluiceway("train", config, "--out", tmp_path / name)
+        assert done.code == 0, done.err
+        losses[name], weights[name] = loss_lines(tmp_path / name), saved(tmp_path / name)
+        done = sluiceway("plan", config, "--json")
+        assert done.code == 0, done.err
+        planned[name] = json.loads(done.out)
+        found[name] = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+    for name in ("host", "disk"):
+        assert losses[name] == losses["resident"]
+        assert weights[name].keys() == weights["resident"].keys()
+        for key, weight in weights["resident"].items():
+            assert torch.equal(weights[name][key], weight), key
+        for link, count in planned[name]["bytes_per_step"].items():
+            assert found[name]["bytes"][link] == pytest.approx(count, rel=0.1), link
+        plan = planned[name]["peak_bytes"]
+        assert plan["device"] < planned["resident"]["peak_bytes"]["device"]
+        assert found[name]["peak_bytes"]["pinned"] == pytest.approx(plan["pinned"], rel=0.01)
+
+    # Evaluated, exported, and trained on after a save, none of which has the model whole.
+    done = sluiceway("eval", tmp_path / "disk", "--json")
+    assert done.code == 0, done.err
+    done = sluiceway("export", tmp_path / "disk", "--to", tmp_path / "exported")
+    assert done.code == 0, done.err
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert all(torch.equal(exported[key], weight) for key, weight in weights["disk"].items())
+    done = sluiceway("resume", tmp_path / "disk", "--set", "train.steps=8")
+    assert done.code == 0, done.err
+    assert len(loss_lines(tmp_path / "disk")) > len(losses["disk"])
 
 
 def test_a_run_whose_store_is_gone_is_refused_by_its_path_and_makes_none(

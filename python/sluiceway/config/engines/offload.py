@@ -15,7 +15,7 @@ from sluiceway.errors import Unavailable
 
 # The values that this version has, by option.
 _HERE = {
-    "weights": ("resident",),
+    "weights": ("resident", "streamed"),
     "state_codec": ("fp32", "bf16", "8bit"),
 }
 _CODECS = ("identity", *(name for name in OFFERED if name not in ("identity", "none")))
@@ -48,7 +48,13 @@ class _StateOptions(Options):
         "16-bit parameters, or, in a config, the type of autocast, and otherwise fp32.",
     )
     weights: Literal["resident", "streamed"] = option(
-        "resident", "Place of the model's weights: the device. streamed is not available yet."
+        "resident",
+        "Place of the model's weights. resident keeps them on the device. streamed keeps those of "
+        "the model's blocks with the states, and two blocks at a time on the device: a forward "
+        "fetches them, and a backward fetches them again and computes each block once more. A "
+        "matrix of less than half a chunk stays on the device. The bits are those of resident "
+        "weights with checkpointing. With 16-bit weights and fp32 states this adds 2 bytes a "
+        "parameter.",
     )
     state_codec: Literal["fp32", "hilo", "bf16", "8bit"] = option(
         "fp32",

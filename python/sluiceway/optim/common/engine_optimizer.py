@@ -70,6 +70,7 @@ class EngineOptimizer(StateHooks, ABC):
     """
 
     engine: Any
+    _reads_files = False  # The values of parameters may be in the files of a model's folder.
     _owner: str
     _ownership: ModelOwnership | None = None  # None until the constructor has succeeded.
     _states: EngineStates | None = None
@@ -91,6 +92,7 @@ class EngineOptimizer(StateHooks, ABC):
             model,
             param_groups,
             lambda wanted: self._select(model, wanted, param_groups is not None),
+            self._reads_files,
         )
         for group in groups:  # Checked here, as an engine may create files, which would stay.
             check_hyperparameters(self._owner, {**adam, **group})
@@ -106,7 +108,8 @@ class EngineOptimizer(StateHooks, ABC):
         self.device.count_allocations()
         self.engine = self._make_engine(model)
         super().__init__(groups, adam)
-        self._clock = StepClock(self.engine, self.device, parameter_bytes(model))
+        streamed = [w.parameter for w in self.weights if w.streamed]
+        self._clock = StepClock(self.engine, self.device, parameter_bytes(model, streamed))
         self.engine.trace.enable(options.trace is not None, os.fspath(options.trace or ""))
         self._progress = StepProgress()
         self._stepping: list[torch.Tensor] = []

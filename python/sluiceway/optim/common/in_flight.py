@@ -116,8 +116,11 @@ class WeightsInFlight:
         """Make every read of a weight wait for the step that was just enqueued."""
         self._taken_off += 1
         self._landed_on = [None] * len(self._parameters)
-        rows = zip(self._parameters, self._classes, strict=True)
-        for index, (parameter, (_, in_flight)) in enumerate(rows):
+        rows = zip(self._of_engine.weights, self._classes, strict=True)
+        for index, (weight, (_, in_flight)) in enumerate(rows):
+            if weight.streamed:  # Whoever reads it gets it from the engine, which waits.
+                continue
+            parameter = weight.parameter
             setattr(parameter, _LANDING, functools.partial(self.wait, index))
             parameter.__class__ = in_flight
 

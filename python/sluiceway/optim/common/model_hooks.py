@@ -194,9 +194,16 @@ class ModelHooks:
         if (sink := self._sink()) is not None:
             self._gather(sink, weight, sink.add_core, weight, core, whole)
 
-    def _open(self, index: int, _gradients: tuple[torch.Tensor | None]) -> None:
+    def _open(self, index: int, _gradients: tuple[torch.Tensor | None, ...]) -> None:
         if not self.backward.runs_here() and (sink := self._sink()) is not None:
             self._gather(sink, index)
+
+    def begin_backward(self, weight: int) -> None:
+        """Begin a backward of this thread, if none is open, before its first gradient comes.
+
+        A backward that runs inside of another one then belongs to the outer one.
+        """
+        self._open(weight, ())
 
     def _gather(
         self,

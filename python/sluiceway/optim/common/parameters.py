@@ -11,6 +11,7 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection
+from sluiceway.optim.common.elsewhere import keeper_of
 from sluiceway.optim.common.ownership import refuse_taken
 
 
@@ -118,16 +119,26 @@ def choose_parameters(
     model: nn.Module,
     param_groups: Iterable[dict[str, Any]] | None,
     select: Callable[[Collection[int]], Selection],
+    reads_files: bool = False,
 ) -> tuple[Selection, list[dict[str, Any]]]:
     """Sort the parameters into trained, frozen and left alone ones, and return groups of dicts.
 
     Parameters in no group stay as they are; without groups, one has all parameters. `select` sorts
-    the parameters that have one of the given id().
+    the parameters that have one of the given id(). With `reads_files` the values of a parameter may
+    be elsewhere.
     """
     given = [{"params": model.parameters()}] if param_groups is None else param_groups
     groups = groups_of_model(owner, model, given)
     named = {id(p) for group in groups for p in group["params"]}
-    refuse_taken(owner, [(name, p) for name, p in model.named_parameters() if id(p) in named])
+    chosen = [(name, p) for name, p in model.named_parameters() if id(p) in named]
+    refuse_taken(owner, chosen)
+    for name, p in chosen:
+        if not reads_files and keeper_of(p) is not None:
+            raise InvalidArgument(
+                f"{owner}: the values of {name} are still in the files of open_streamed(), which "
+                "only OffloadAdamW with weights='streamed' reads; load the model with "
+                "from_pretrained()"
+            )
     wanted = {id(p) for group in groups for p in group["params"] if p.requires_grad}
     selection = select(wanted)
     trained = {id(p) for _, p in selection.trained}

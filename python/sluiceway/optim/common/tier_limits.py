@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Literal
 
+import torch
 from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.values import Budget
 from sluiceway.machine.device_ops import DeviceOps, HostOps, ops_on
 from sluiceway.machine.placement import Placement, is_here
+from sluiceway.optim.common import torch_private
 
 _HOST = HostOps()
 _MOST_LANE_THREADS = 8  # Enough to saturate the memory of a desktop's processor.
@@ -47,10 +50,15 @@ def lane_threads(asked: Literal["auto"] | int, compute: _core.Stream, pinned: bo
     return min(_MOST_LANE_THREADS, max(1, len(os.sched_getaffinity(0)) - _OTHER_THREADS))
 
 
-def parameter_bytes(model: nn.Module) -> int:
-    """Return the bytes of the model's parameters and buffers; each storage counts once."""
-    seen = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
+def parameter_bytes(model: nn.Module, away: Collection[torch.Tensor] = ()) -> int:
+    """Return the bytes of the model's parameters and buffers; each storage counts once.
+
+    Those in `away` do not count.
+    """
+    seen, left_out = {}, set(map(id, away))
+    with torch_private.asking_no_class():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if id(tensor) not in left_out:
+                storage = tensor.untyped_storage()
+                seen[storage.data_ptr()] = storage.nbytes()
     return sum(seen.values())

@@ -13,6 +13,7 @@ from sluiceway import _core
 from sluiceway.config.engines.offload import OffloadOptions
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.uncompressed import group_lines, large_groups
+from sluiceway.optim.common import torch_private
 
 if TYPE_CHECKING:
     from sluiceway.optim.offload.optimizer import OffloadAdamW
@@ -35,8 +36,14 @@ def core_options(options: OffloadOptions, seed: int, spill: str = "gradient") ->
 
 
 def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:
-    """Return each weight's name, shape and dtype, and whether its gradient may cross as a core."""
-    return [_core.TensorSpec(w.name, w.parameter.detach(), not w.identity) for w in weights]
+    """Describe each weight for the compiled module.
+
+    Of each its name, shape and dtype, whether its gradient may cross as a core, and whether it is
+    streamed.
+    """
+    with torch_private.asking_no_class():
+        rows = [(w.name, w.parameter.detach(), not w.identity, w.streamed) for w in weights]
+    return [_core.TensorSpec(*row) for row in rows]
 
 
 def core_settings(optimizer: OffloadAdamW) -> dict[str, Any]:

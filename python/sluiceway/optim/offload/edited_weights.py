@@ -34,8 +34,8 @@ class EditedWeights:
 
     def __init__(self, owner: str, engine: Any, weights: list[CompressedWeight]) -> None:
         self._owner = owner
-        self._names = [weight.name for weight in weights]
         self._engine = engine
+        self._weights = weights
         self._parameters = [weight.parameter for weight in weights]
         self._at: list[tuple[int, int]] = []
         self._checksums: list[Checksum | None] = []
@@ -54,12 +54,14 @@ class EditedWeights:
 
     def landed(self, number: int) -> None:
         """Note a weight after its update, if one was in flight, before other code can change it."""
-        if self._checksums[number] is None:
+        if self._checksums[number] is None and not self._weights[number].streamed:
             self._checksums[number] = checksum(self._parameters[number])
 
     def _edited(self) -> list[int]:
         edited, compared = [], {}
         for number, parameter in enumerate(self._parameters):
+            if self._weights[number].streamed:
+                continue
             known = self._checksums[number]
             if _place(parameter) != self._at[number]:
                 edited.append(number)
@@ -78,27 +80,33 @@ class EditedWeights:
             the weight. The call changed nothing.
         """
         for number in self._edited():
-            state = self._engine.tensor_state(number)
-            if state["master"].shape != (shape := self._parameters[number].shape):
-                raise InvalidArgument(
-                    f"{self._owner}: {self._names[number]} is {tuple(shape)}, expected "
-                    f"{tuple(state['master'].shape)} as when the optimizer was made; make a new "
-                    "optimizer after changing a parameter"
-                )
-            master = master_of(self._parameters[number], state["master"])
-            if not torch.equal(master, state["master"]):
-                if self._engine.has_gradient():
-                    raise InvalidArgument(
-                        f"{self._owner}.step: {self._names[number]} was changed between backward() "
-                        "and step(), so its gradient does not belong to it; change it after "
-                        "step(), or call zero_grad() and backward() again"
-                    )
-                self._engine.load_tensor_state(number, **{**state, "master": master})
+            load_edited(self._owner, self._engine, number, self._weights[number])
             self._note(number)
 
     def _note(self, number: int) -> None:
         self._at[number] = _place(self._parameters[number])
         self._checksums[number] = checksum(self._parameters[number])
+
+
+def load_edited(owner: str, engine: Any, number: int, weight: CompressedWeight) -> None:
+    """Set the master of a weight that other code has changed; see `EditedWeights.take_over`."""
+    state, parameter = engine.tensor_state(number), weight.parameter
+    if state["master"].shape != parameter.shape:
+        raise InvalidArgument(
+            f"{owner}: {weight.name} is {tuple(parameter.shape)}, expected "
+            f"{tuple(state['master'].shape)} as when the optimizer was made; make a new "
+            "optimizer after changing a parameter"
+        )
+    master = master_of(parameter, state["master"])
+    if torch.equal(master, state["master"]):
+        return
+    if engine.has_gradient():
+        raise InvalidArgument(
+            f"{owner}.step: {weight.name} was changed between backward() and step(), so its "
+            "gradient does not belong to it; change it after step(), or call zero_grad() and "
+            "backward() again"
+        )
+    engine.load_tensor_state(number, **{**state, "master": master})
 
 
 def master_of(parameter: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:

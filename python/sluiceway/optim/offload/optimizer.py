@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import weakref
 from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +18,21 @@ from torch import nn
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument, Timeout
 from sluiceway.model.targets import Selection
+from sluiceway.model.weight_stream import save_streamed
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 from sluiceway.optim.common.state import STATE_KEY, frame_of
-from sluiceway.optim.offload.arguments import OffloadArguments, open_engine, resolve_policy
+from sluiceway.optim.offload.arguments import (
+    OffloadArguments,
+    chunk_elements,
+    open_engine,
+    resolve_policy,
+)
 from sluiceway.optim.offload.cores import core_settings, target_of, whole_groups
 from sluiceway.optim.offload.edited_weights import EditedWeights
 from sluiceway.optim.offload.held_engine import HeldEngine
+from sluiceway.optim.offload.open_streamed import ids_in_files
 from sluiceway.optim.offload.state import (
     check_states,
     codec_entry,
@@ -34,6 +45,7 @@ from sluiceway.optim.offload.state import (
     tensors_of,
     with_frame,
 )
+from sluiceway.optim.offload.streamed_blocks import StreamedBlocks, choose_streamed
 
 # Placeholder for a norm that was not computed yet. Clipping by it shows as a scaled gradient.
 _UNKNOWN_NORM = 1e15
@@ -122,16 +134,28 @@ class OffloadAdamW(EngineOptimizer):
             self.uncompressed = whole_groups(self, self._why_whole)
         if not self._held:
             note_run(self)
-            self.engine.begin(self.of_engine.tensors(), self.device.compute())
+            first_value = None if self._blocks is None else self._blocks.first_value
+            self.engine.begin(self.of_engine.tensors(), self.device.compute(), first_value)
+            if self._blocks is not None:
+                self._blocks.start()
 
     @cached_property
     def core_settings(self) -> dict[str, Any]:
         """Settings of the codec that a resumed run must share."""
         return core_settings(self)
 
+    @property
+    def _reads_files(self) -> bool:
+        return self.options.weights == "streamed"
+
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        selection = select_whole(self._owner, model, wanted, target_of(self.options))
+        target, away = target_of(self.options), ids_in_files(model)
+        selection = select_whole(self._owner, model, wanted, target, away)
         self._why_whole = selection.why_ordinary
+        self._streamed = []
+        if self.options.weights == "streamed":
+            elements = chunk_elements(self._owner, self.options.chunk)
+            self._streamed = choose_streamed(self._owner, model, selection.compressed, elements)
         return selection
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
@@ -140,11 +164,36 @@ class OffloadAdamW(EngineOptimizer):
         engine = HeldEngine(self._owner, made)
         _, self._held = engine.generations[0]  # Steps of a store that was not resumed yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
+        self._blocks = None
+        if self._streamed:
+            of = (self._owner, engine, self.device, self.weights, self._streamed)
+            self._blocks = StreamedBlocks(*of)
         self._backwards = 0  # Number of backwards in the step being gathered.
         self._speculates = resolve_policy(self.options) == "speculative"
         self._shared_factor = 1.0  # The user's factor on all gradients of the last step.
         self._norm_known = True
         return engine
+
+    def _take_model(self, model: nn.Module) -> ExitStack:
+        undo = super()._take_model(model)
+        self._model = weakref.ref(model)
+        if self._blocks is not None:
+            self._blocks.hooks = self._hooks
+            undo.callback(self._blocks.give_back)
+        return undo
+
+    def weight_here(self, weight: int) -> nn.Parameter:
+        """Return a parameter whose own memory has its present value."""
+        parameter = self.weights[weight].parameter
+        if self.weights[weight].streamed and self._blocks.started:
+            self._blocks.refresh(parameter)
+        return parameter
+
+    def _take_over(self) -> None:
+        """Take over weights that other code has changed since the last step."""
+        self._edited.take_over()
+        if self._blocks is not None:
+            self._blocks.take_over()
 
     # ---- Resuming from a store ----
 
@@ -183,6 +232,9 @@ class OffloadAdamW(EngineOptimizer):
     def _taken_up(self) -> None:
         self._held = 0
         self._edited.settle()
+        if self._blocks is not None:
+            self._blocks.forget()
+            self._blocks.start()
 
     def _check_loaded(self) -> None:
         super()._check_loaded()
@@ -209,7 +261,7 @@ class OffloadAdamW(EngineOptimizer):
         self._check_open()
         self._check_loaded()
         self.synchronize()
-        self._edited.take_over()
+        self._take_over()
         self.engine.commit()
 
     def set_run_state(self, run: bytes) -> None:
@@ -237,7 +289,7 @@ class OffloadAdamW(EngineOptimizer):
         """Begin a backward, after taking over weights that other code has changed."""
         super().begin_backward()
         if not self.engine.has_gradient():
-            self._edited.take_over()
+            self._take_over()
             if self._speculates:
                 self.engine.expect(self._hypers(), self._shared_factor / self.loss_scale.value)
         self._backwards += 1
@@ -293,7 +345,7 @@ class OffloadAdamW(EngineOptimizer):
         if not self._norm_known and self.options.exact_norm:
             for own in own_factors or [1.0]:
                 self._refuse_guessed_clip(factor / unscale * own)
-        self._edited.take_over()
+        self._take_over()
         outcome = self.engine.step(
             self._hypers(),
             weights,
@@ -356,10 +408,46 @@ class OffloadAdamW(EngineOptimizer):
             return self._changed_by("saved", {**self._torch_state(), STATE_KEY: frame})
         self._check_loaded()
         self.synchronize()
-        self._edited.take_over()
+        self._take_over()
         if self.options.tier == "disk":
             self.engine.pin()
         return super().state_dict()
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write config and weights of a model of transformers, like its own `save_pretrained`.
+
+        Streamed weights are written one after the other, so the model is never whole in memory.
+
+        Parameters
+        ----------
+        folder : str or path
+            It is made if it does not exist.
+
+        Raises
+        ------
+        InvalidArgument
+            The folder has weights already, or the model is none of transformers.
+        """
+        self._check_open()
+        self._check_loaded()
+        self.synchronize()
+        self._take_over()
+        model = self._model()
+        if not hasattr(model, "save_pretrained"):
+            raise InvalidArgument(
+                f"{self._owner}.save_pretrained: the model is a {type(model).__name__}, expected "
+                "one of transformers; save model.state_dict()"
+            )
+        if self._blocks is None:
+            model.save_pretrained(folder)
+            return
+        to = Path(folder)
+        to.mkdir(parents=True, exist_ok=True)
+        if any(to.glob("*.safetensors")):
+            raise InvalidArgument(
+                f"{self._owner}.save_pretrained: {to} has weights already, expected a new folder"
+            )
+        save_streamed(model, to, self._blocks.value_of)
 
     def unpinned_state(self) -> dict[str, Any]:
         """Return `state_dict()` of a commit that lasts only until the next step unless pinned."""

@@ -131,7 +131,7 @@ def restore_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
     engine.roll_back(engine.generations[0][0])  # Now the store accepts writes, whatever it held.
     engine.committed_steps = state_dict[STATE_KEY]["committed_steps"]
     for number, index in optimizer.numbered_weights().items():
-        values, parameter = state_dict["state"].get(number), optimizer.weights[index].parameter
+        values, parameter = state_dict["state"].get(number), optimizer.weight_here(index)
         zeros = {"step": 0, **{key: torch.zeros(parameter.shape) for key in _MOMENTS}}
         values = values or zeros
         engine.load_tensor_state(

@@ -21,9 +21,9 @@ from sluiceway.config.values import StoreOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.striping import weights_of_new
 from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.elsewhere import absent
 from sluiceway.optim.common.tier_limits import tier_limits
 from sluiceway.optim.zo.log_and_base import LogAndBase
-from sluiceway.optim.zo.streamed_weights import absent
 from sluiceway.optim.zo.tier import States, Training
 from sluiceway.optim.zo.weights import TrainedWeight
 from sluiceway.store.drives import drive_warnings

@@ -11,10 +11,10 @@ from torch import nn
 
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.model.blocks import find_blocks, weights_by_block
+from sluiceway.optim.common.random_state import RandomState
 from sluiceway.optim.zo.device_weights import DeviceWeights, LowRankWeights
 from sluiceway.optim.zo.measurement import Copies, Measured, Unit
 from sluiceway.optim.zo.rates import GroupUpdate, as_float
-from sluiceway.optim.zo.same_inputs import RandomState
 from sluiceway.optim.zo.tier import States, Tier, Training
 from sluiceway.optim.zo.weights import TrainedWeight
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common.compilation import uncompiled
+from sluiceway.optim.common.random_state import RandomState
 from sluiceway.optim.zo.reader import Call, Reader
-from sluiceway.optim.zo.same_inputs import RandomState
 from sluiceway.optim.zo.weights import TrainedWeight
 
 

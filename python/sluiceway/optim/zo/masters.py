@@ -17,8 +17,9 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.errors import Error, InvalidArgument
+from sluiceway.optim.common.elsewhere import absent
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.streamed_weights import StreamedWeights, absent
+from sluiceway.optim.zo.streamed_weights import StreamedWeights
 from sluiceway.optim.zo.tier import States, Training
 from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
 from sluiceway.optim.zo.weights import MASTER, TrainedWeight

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_map_only
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.random_state import RandomState
 from sluiceway.optim.zo.lockstep import LockStep
-from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
+from sluiceway.optim.zo.same_inputs import SameInputs
 
 if TYPE_CHECKING:
     from sluiceway.optim.zo.tier import Tier

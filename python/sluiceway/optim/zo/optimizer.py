@@ -18,6 +18,7 @@ from sluiceway.model.blocks import BlockList
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.parameters import check_number
+from sluiceway.optim.common.random_state import RandomState
 from sluiceway.optim.common.states import StateHooks
 from sluiceway.optim.zo.access import WeightAccess
 from sluiceway.optim.zo.arguments import ZoArguments
@@ -29,7 +30,7 @@ from sluiceway.optim.zo.rates import (
     mean_of_closures,
     projected_gradient,
 )
-from sluiceway.optim.zo.same_inputs import RandomState, SameInputs
+from sluiceway.optim.zo.same_inputs import SameInputs
 from sluiceway.optim.zo.state import saved_frame, take_state
 from sluiceway.optim.zo.tier import Closure, Training
 from sluiceway.optim.zo.tiers import device_of, make_tier

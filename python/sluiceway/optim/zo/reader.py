@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_leaves
 
 from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.elsewhere import WeightsElsewhere, is_no_read
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
-from sluiceway.optim.zo.elsewhere import WeightsElsewhere, is_no_read
 from sluiceway.optim.zo.inference import outside_inference
 from sluiceway.optim.zo.streamed_weights import StreamedWeights
 

@@ -18,6 +18,7 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.elsewhere import absent
 from sluiceway.optim.common.model_hooks import NothingWhenCopied
 from sluiceway.optim.common.tier_limits import tier_limits
 from sluiceway.optim.zo.measurement import Copies
@@ -43,6 +44,7 @@ class StreamedWeights:
     """
 
     is_written = False
+    fills_state_dict = True
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -337,11 +339,6 @@ class _StateHook(NothingWhenCopied):
         for name, p in torch_private.held_parameters(called).items():
             if weights.has(p) and prefix + name in state:
                 state[prefix + name] = weights.theta_in(state, p)
-
-
-def absent(p: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return NaN in a parameter's shape but with one element of memory, for an absent weight."""
-    return torch.full((), torch.nan, dtype=p.dtype, device=device).expand(p.shape)
 
 
 def bytes_beside(training: Training) -> int:

@@ -323,7 +323,7 @@ def test_what_cannot_be_trained_is_refused_by_its_name():
     [
         ({"state_codec": "hilo"}, sw.Unavailable, "state_codec: hilo.*it has fp32"),
         ({"codec": "svd"}, sw.Unavailable, "svd is not.*learns its projectors.*take block_random"),
-        ({"weights": "streamed"}, sw.Unavailable, "weights: streamed.*resident"),
+        ({"weights": "mapped"}, sw.InvalidArgument, "'mapped', expected resident or streamed"),
         ({"state_codec": "int8"}, sw.InvalidArgument, "state_codec is .int8., expected fp32"),
         ({"codec": "zip"}, sw.InvalidArgument, "codec is 'zip', expected identity"),
         ({"chunk": 5000}, sw.InvalidArgument, "chunk is 5000 bytes, expected a multiple of 8192"),

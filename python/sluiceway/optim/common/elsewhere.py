@@ -2,7 +2,7 @@
 
 Such a parameter has a class of its own, and torch asks that class before any function gets the
 parameter. A function that reads only the shape or the like runs. One that reads or writes elements
-raises InvalidArgument, unless the memory can be brought up to date. A copy
+raises InvalidArgument, unless the keeper of the weights can bring them into that memory. A copy
 (`copy.deepcopy(model)`, pickle, `torch.save(model)`) has the trained weights.
 
 Code that bypasses torch's function protocol, for example TorchScript, is not checked.
@@ -14,7 +14,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,9 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-
-if TYPE_CHECKING:
-    from sluiceway.optim.zo.streamed_weights import StreamedWeights
 
 _TENSORS = ("data", "T", "mT", "H", "mH", "real", "imag")
 _NO_READS = {
@@ -39,6 +36,35 @@ _CONVERSIONS = {
 _LOOKS = {"_has_compatible_shallow_copy_type", "_is_view"}  # In addition to torch_private.LOOKS.
 _KEEPER = "_sluiceway_keeper"  # Attribute of such a parameter that leads to its weights.
 _SAVES = nn.Module._save_to_state_dict.__code__  # A hook of the module inserts theta afterwards.
+
+
+class Keeper(Protocol):
+    """Holder of the trained weights of such parameters."""
+
+    fills_state_dict: bool  # A hook puts them into `state_dict()`, so no parameter is read for it.
+
+    @property
+    def owner(self) -> str:
+        """The optimizer's name, for errors."""
+
+    def name_of(self, p: nn.Parameter) -> str:
+        """The parameter's name in the model."""
+
+    def refresh(self, p: nn.Parameter) -> bool:
+        """Bring the parameter's own memory up to date if possible; tell whether it is."""
+
+    def theta_on_host(self, p: nn.Parameter) -> torch.Tensor:
+        """Return a copy of a parameter's trained weights in host memory."""
+
+
+def absent(p: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return NaN in a parameter's shape but with one element of memory, for an absent weight."""
+    return torch.full((), torch.nan, dtype=p.dtype, device=device).expand(p.shape)
+
+
+def keeper_of(p: torch.Tensor) -> Any:
+    """Return the keeper of a parameter whose weights are elsewhere; None if there is none."""
+    return getattr(p, _KEEPER)() if isinstance(p, _Elsewhere) else None
 
 
 def is_no_read(func: Any) -> bool:
@@ -98,7 +124,9 @@ class _Elsewhere:
         return super().as_subclass(kind)
 
     def detach(self) -> torch.Tensor:
-        if sys._getframe(1).f_code is not _SAVES:
+        keeper = getattr(self, _KEEPER)()
+        filled = keeper is not None and keeper.fills_state_dict
+        if not (filled and sys._getframe(1).f_code is _SAVES):
             self._sluiceway_check()
         with torch_private.asking_no_class():
             return super().detach()
@@ -124,11 +152,12 @@ class WeightsElsewhere:
 
     Parameters
     ----------
-    keeper : StreamedWeights
+    keeper : Keeper
+        Held weakly.
     parameters : list of torch.nn.Parameter
     """
 
-    def __init__(self, keeper: StreamedWeights, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, keeper: Keeper, parameters: list[nn.Parameter]) -> None:
         self._keeper, self._parameters = weakref.ref(keeper), parameters
         torch_private.tell_before_wrapping(_check)
         self.take_out(parameters)
@@ -136,8 +165,8 @@ class WeightsElsewhere:
     def take_out(self, parameters: Iterable[nn.Parameter]) -> None:
         """Make every later read of these parameters raise InvalidArgument."""
         for p in parameters:
+            setattr(p, _KEEPER, self._keeper)
             if not isinstance(p, _Elsewhere):
-                setattr(p, _KEEPER, self._keeper)
                 p.__class__ = _class_elsewhere(type(p))
 
     def bring(self, parameters: Iterable[nn.Parameter]) -> None:

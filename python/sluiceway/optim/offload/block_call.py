@@ -1,0 +1,156 @@
+"""One call of a block whose weights are streamed: its backward computes the block again.
+
+The forward keeps the block's inputs and no activation inside of it. The backward fetches the
+weights again, repeats the forward with the same random numbers and the same autocast, and runs
+through that graph [Chen et al., arXiv 1604.06174]. Each weight's gradient so comes while the weight
+is on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from sluiceway.optim.common.random_state import RandomState
+
+_CACHES = ("past_key_values", "past_key_value", "layer_past")  # Names that transformers uses.
+
+
+class BlockCall:
+    """The arguments of one call, and what its repetition needs beside them.
+
+    Parameters
+    ----------
+    forward : callable
+        The block's own forward.
+    arguments, named
+        What it was called with. A cache of keys and values is left out, since a repetition would
+        add to it again.
+    held : callable
+        Returns a context in which the block's weights are there; gets whether it is a backward.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+        held: Callable[[bool], AbstractContextManager[None]],
+    ) -> None:
+        self._forward, self.held = forward, held
+        named = {**named, **{key: None for key in _CACHES if key in named}}
+        if "use_cache" in named:
+            named["use_cache"] = False
+        leaves, self._tree = tree_flatten((arguments, named))
+        self._inputs, self._others = _split(leaves)
+        self._random = RandomState.now()
+        self._autocast = _autocast_now(self._inputs)
+
+    def result(self, anchor: torch.Tensor) -> Any:
+        """Run the forward; what it returns has a graph whose backward repeats it.
+
+        `anchor` requires a gradient, so that there is a backward even if no input requires one.
+        """
+        inputs, self._inputs = self._inputs, []
+        self._made: tuple[list[Any], Any] = ([], None)
+        tensors = _Repeated.apply(self, anchor, *inputs)
+        others, tree = self._made
+        return tree_unflatten(_joined(tensors, others), tree)
+
+    def run(self, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Call the block, whose weights are there, and return the tensors of its result."""
+        arguments, named = tree_unflatten(_joined(inputs, self._others), self._tree)
+        with self._autocast():
+            leaves, tree = tree_flatten(self._forward(*arguments, **named))
+        tensors, others = _split(leaves)
+        self._made = others, tree
+        return tensors
+
+    def repeat(
+        self, inputs: list[torch.Tensor], gradients: tuple[torch.Tensor | None, ...]
+    ) -> None:
+        """Add to `.grad` of the inputs and of the block's parameters."""
+        with self.held(True):
+            now = RandomState.now()
+            self._random.restore()
+            try:
+                with torch.enable_grad():
+                    outputs = self.run(inputs)
+            finally:
+                now.restore()
+            reached = [
+                (output, gradient)
+                for output, gradient in zip(outputs, gradients, strict=True)
+                if gradient is not None and output.requires_grad
+            ]
+            if reached:
+                torch.autograd.backward(*map(list, zip(*reached, strict=True)))
+
+
+class _Repeated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: BlockCall, anchor: torch.Tensor, *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+        with call.held(False):
+            outputs = call.run(inputs)
+        ctx.mark_non_differentiable(*[t for t in outputs if not _has_gradient(t)])
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        needs = ctx.needs_input_grad[2:]
+        inputs = [
+            t.detach().requires_grad_(needed)
+            for t, needed in zip(ctx.saved_tensors, needs, strict=True)
+        ]
+        ctx.call.repeat(inputs, gradients)
+        return None, None, *[t.grad for t in inputs]
+
+
+_TENSOR = object()  # Stands for a tensor in a list of leaves.
+
+
+def _split(leaves: list[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+    """Return the tensors among some leaves, and the leaves with a mark for each of them."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors, [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _joined(tensors: Iterable[torch.Tensor], others: list[Any]) -> list[Any]:
+    """Undo `_split`."""
+    given = iter(tensors)
+    return [next(given) if leaf is _TENSOR else leaf for leaf in others]
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _autocast_now(inputs: list[torch.Tensor]) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context that sets autocast as it is now, but without its cache of cast weights.
+
+    The cache would hold a copy of each weight beyond its turn.
+    """
+    kinds = sorted({"cpu", *(t.device.type for t in inputs)})
+    settings = [
+        (kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)
+    ]
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with ExitStack() as stack:
+            for kind, dtype in settings:
+                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+            yield
+
+    return context

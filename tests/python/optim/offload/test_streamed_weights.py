@@ -1,0 +1,400 @@
+"""Weights that are on the device only in their block's turn train to the very bits of others."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from functools import partial
+
+import pytest
+import sluiceway as sw
+import torch
+from offload_models import CHUNK, SLOW, offload
+from sluiceway.optim.common import torch_private
+from small_llama import small_llama, tokens
+from small_models import (
+    Checkpointed,
+    CheckpointedReentrant,
+    Stack,
+    batch,
+    make,
+    weights_of,
+)
+from torch import nn
+from torch.nn import functional
+
+STEPS = 4
+streamed = partial(offload, weights="streamed")
+stack = partial(make, partial(Stack, blocks=3, width=64))
+
+
+class Dropping(nn.Module):
+    """Blocks with dropout, some of which a coin leaves out, and one that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.3), nn.Tanh()) for _ in range(4)
+        )
+        self.order = (0, 1, 1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.pad(x, (0, 48), value=0.1)
+        for number in self.order:
+            if number != 2 or torch.rand(()) < 0.5:
+                x = x + self.blocks[number](x)
+        return x[:, :8]
+
+
+def loss_of(model, step):
+    x, y = batch(step)
+    return functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y)
+
+
+def same_bits(left, right):
+    assert left.keys() == right.keys()
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def steps_of(model, opt, steps=STEPS, first=0, micro=1, clip=None):
+    """Return the losses of a run."""
+    torch.manual_seed(11)
+    losses = []
+    for step in range(first, first + steps):
+        for part in range(micro):
+            loss = loss_of(model, micro * step + part) / micro
+            loss.backward()
+            losses.append(loss.item())
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        opt.step()
+        opt.zero_grad()
+    return losses
+
+
+def ended(model, made, drive=steps_of):
+    """Return what a run of a new model gives, and its weights afterwards."""
+    with made(model) as opt:
+        result = drive(model, opt)
+        opt.synchronize()
+        weights = weights_of(model)
+    assert same_bits(weights_of(model), weights)  # close() leaves them in the model.
+    return result, weights
+
+
+def assert_same(model_of, drive=steps_of, **arguments):
+    resident, expected = ended(model_of(), partial(offload, **arguments), drive)
+    found, weights = ended(model_of(), partial(streamed, **arguments), drive)
+    assert found == resident
+    assert same_bits(weights, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "8bit"])
+def test_each_place_and_format_of_states_has_the_bits_of_resident_weights(
+    dtype, disk, codec, tmp_path
+):
+    def made(way, model):
+        folder = tmp_path / way if disk else None
+        return offload(model, folder, weights=way, state_codec=codec, link=SLOW)
+
+    _, expected = ended(stack().to(dtype), partial(made, "resident"))
+    _, found = ended(stack().to(dtype), partial(made, "streamed"))
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("policy", ["spill", "speculative"])
+@pytest.mark.parametrize("io_name", ["posix", "auto"])
+def test_accumulated_and_clipped_under_both_policies(micro, clip, policy, io_name, tmp_path):
+    drive = partial(steps_of, micro=micro, clip=clip)
+    arguments = {"policy": policy, "accumulate": micro, "io": io_name}
+    _, expected = ended(stack(), partial(offload, **arguments | {"io": "auto"}), drive)
+    _, found = ended(stack(), lambda m: streamed(m, tmp_path / "s", **arguments), drive)
+    assert same_bits(found, expected)
+
+
+def test_a_codec_on_the_gradients_and_a_skipped_step():
+    assert_same(stack, codec="block_random", target=r"blocks")
+    assert_same(stack, run_scaled)
+
+
+def run_scaled(model, opt):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    for step in range(STEPS):
+        loss = loss_of(model, step)
+        scaler.scale(loss * float("inf") if step == 2 else loss).backward()
+        scaler.unscale_(opt)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(opt)
+        scaler.update()
+        opt.zero_grad()
+
+
+def test_dropout_a_skipped_block_and_one_that_runs_twice():
+    assert_same(partial(make, Dropping))
+
+
+@pytest.mark.parametrize("kind", [Checkpointed, CheckpointedReentrant])
+def test_checkpointing_of_the_user(kind):
+    assert_same(partial(make, partial(kind, blocks=3, width=64)))
+
+
+def test_a_model_of_transformers_with_its_own_checkpointing_and_tied_embeddings():
+    def drive(model, opt):
+        model.train()
+        model.gradient_checkpointing_enable()
+        losses = []
+        for step in range(STEPS):
+            loss = model(input_ids=tokens(step), labels=tokens(step)).loss
+            loss.backward()
+            losses.append(loss.item())
+            opt.step()
+            opt.zero_grad()
+        return losses
+
+    assert_same(partial(small_llama, attention_dropout=0.1, num_hidden_layers=3), drive)
+
+
+def test_autocast_forward_and_backward_inside_of_it():
+    def drive(model, opt):
+        losses = []
+        for step in range(STEPS):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(model, step)
+                loss.backward()
+            losses.append(loss.item())
+            opt.step()
+            opt.zero_grad()
+        return losses
+
+    assert_same(stack, drive)
+
+
+def test_an_evaluation_in_the_middle_of_an_accumulation():
+    def drive(model, opt):
+        seen = []
+        for step in range(STEPS):
+            for micro in range(2):
+                (loss_of(model, 2 * step + micro) / 2).backward()
+                with torch.no_grad():
+                    seen += [loss_of(model.eval(), 77).item(), loss_of(model, 78).item()]
+                model.train()
+            opt.step()
+            opt.zero_grad()
+        return seen
+
+    assert_same(stack, drive)
+
+
+def test_generation_between_steps():
+    def drive(model, opt):
+        seen = []
+        for step in range(2):
+            model(input_ids=tokens(step), labels=tokens(step)).loss.backward()
+            opt.step()
+            opt.zero_grad()
+            found = model.generate(tokens(9, 1), max_new_tokens=4, do_sample=False, pad_token_id=0)
+            seen.append(found.tolist())
+        return seen
+
+    assert_same(small_llama, drive)
+
+
+def test_a_gradient_hook_and_gradients_of_an_input_frozen_below():
+    def drive(model, opt):
+        model.blocks[1].up.weight.register_hook(lambda g: g * 0.5)
+        return steps_of(model, opt)
+
+    def frozen():
+        model = stack()
+        for p in [*model.enter.parameters(), *model.blocks[0].parameters()]:
+            p.requires_grad_(False)
+        return model
+
+    assert_same(stack, drive)
+    assert_same(frozen)
+
+
+def test_an_exception_in_a_block_leaves_no_weight_behind():
+    model = stack()
+    with streamed(model) as opt:
+        handle = model.blocks[1].down.register_forward_hook(_raise)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, 0)
+        handle.remove()
+        loss = loss_of(model, 0)
+        handle = model.blocks[1].down.register_full_backward_hook(_raise)
+        loss_of(model, 0)
+        handle.remove()
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        failing = loss_of(model, 1)
+        handle = model.blocks[0].up.weight.register_hook(_raise)
+        with pytest.raises(ZeroDivisionError):
+            failing.backward()
+        handle.remove()
+        opt.zero_grad()
+        steps_of(model, opt, steps=STEPS - 1, first=1)
+        opt.synchronize()
+        weights = weights_of(model)
+    _, expected = ended(stack(), offload)
+    assert same_bits(weights, expected)
+
+
+def _raise(*_):
+    raise ZeroDivisionError
+
+
+def test_parameters_keep_shape_type_and_device_and_no_memory():
+    model = stack()
+    with streamed(model) as opt:
+        up = model.blocks[0].up.weight
+        assert (up.shape, up.dtype, up.device.type) == ((64, 64), torch.float32, "cpu")
+        assert held_by(up) == 4
+        inside = []
+        model.blocks[0].up.register_forward_hook(lambda m, *_: inside.append(m.weight.stride()))
+        steps_of(model, opt, steps=1)
+        assert inside == [(64, 1)] * 2  # Forward, and its repetition.
+        assert held_by(up) == 4
+        assert up.untyped_storage().nbytes() > 4  # A read brings it.
+        steps_of(model, opt, steps=1)
+        assert held_by(up) == 4
+    assert held_by(up) >= 64 * 64 * 4
+
+
+def held_by(p):
+    with torch_private.asking_no_class():
+        return p.untyped_storage().nbytes()
+
+
+def test_a_weight_is_read_and_changed_between_steps_like_any_other():
+    def drive(model, opt):
+        steps_of(model, opt, steps=2)
+        seen = [p.norm().item() for p in model.parameters()]
+        with torch.no_grad():
+            model.blocks[1].up.weight[3].mul_(2.0)
+            model.blocks[2].down.weight.data[0, 0] = 0.25
+        steps_of(model, opt, steps=2, first=2)
+        return seen
+
+    assert_same(stack, drive)
+
+
+def test_a_change_between_backward_and_step_is_refused():
+    model = stack()
+    with streamed(model) as opt:
+        loss_of(model, 0).backward()
+        with torch.no_grad():
+            model.blocks[1].up.weight.add_(1.0)
+        with pytest.raises(sw.InvalidArgument, match=r"blocks\.1\.up\.weight was changed between"):
+            opt.step()
+
+
+def test_states_move_between_streamed_and_resident_weights(tmp_path):
+    def halves(first, second, folder):
+        model = stack()
+        with offload(model, weights=first) as opt:
+            steps_of(model, opt, steps=2)
+            saved = io.BytesIO()
+            torch.save([model.state_dict(), opt.state_dict()], saved)
+        other = stack(seed=1)
+        with offload(other, folder, weights=second) as opt:
+            steps_of(other, opt, steps=1)
+            saved.seek(0)
+            of_model, of_optimizer = torch.load(saved, weights_only=True)
+            other.load_state_dict(of_model)
+            opt.load_state_dict(of_optimizer)
+            steps_of(other, opt, steps=2, first=2)
+            opt.synchronize()
+            return weights_of(other)
+
+    expected = halves("resident", "resident", None)
+    for number, (first, second) in enumerate(
+        [("streamed", "resident"), ("resident", "streamed"), ("streamed", "streamed")]
+    ):
+        assert same_bits(halves(first, second, tmp_path / str(number)), expected)
+
+
+def test_a_run_goes_on_from_its_store_and_from_a_named_step(tmp_path):
+    _, expected = ended(stack(), offload)
+    model = stack()
+    with streamed(model, tmp_path / "s") as opt:
+        steps_of(model, opt, steps=1)
+        named = opt.state_dict()
+        steps_of(model, opt, steps=1, first=1)
+    model = stack(seed=3)
+    with streamed(model, tmp_path / "s") as opt:
+        with pytest.raises(sw.InvalidArgument, match="resume"):
+            loss_of(model, 0).backward()
+        assert opt.resume() == 2
+        steps_of(model, opt, steps=STEPS - 2, first=2)
+        opt.synchronize()
+        assert same_bits(weights_of(model), expected)
+        opt.load_state_dict(named)
+        steps_of(model, opt, steps=STEPS - 1, first=1)
+        opt.synchronize()
+        assert same_bits(weights_of(model), expected)
+
+
+def test_a_store_of_resident_weights_is_refused_with_the_reason(tmp_path):
+    model = stack()
+    with offload(model, tmp_path / "s") as opt:
+        steps_of(model, opt, steps=1)
+    with pytest.raises(sw.InvalidArgument, match=r"up.weight.*streamed"):
+        streamed(stack(), tmp_path / "s")
+
+
+def test_copies_have_the_weights_and_no_tie_to_the_optimizer():
+    model = stack()
+    with streamed(model) as opt:
+        steps_of(model, opt, steps=2)
+        opt.synchronize()
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for other in copies:
+            assert type(other.blocks[0]).__mro__ == type(stack().blocks[0]).__mro__
+            assert same_bits(weights_of(other), weights_of(model))
+            assert loss_of(other, 5).item() == loss_of(model, 5).item()
+
+
+def test_a_dropped_optimizer_leaves_the_weights_in_the_model():
+    _, expected = ended(stack(), offload)
+    model = stack()
+    opt = streamed(model)
+    steps_of(model, opt)
+    gone = weakref.ref(opt)
+    del opt
+    gc.collect()
+    assert gone() is None
+    assert same_bits(weights_of(model), expected)
+    assert type(model.blocks[0]) is type(stack().blocks[0])
+
+
+def test_models_without_such_weights_are_refused():
+    with pytest.raises(sw.InvalidArgument, match="no block list"):
+        streamed(make(partial(nn.Linear, 64, 64)))
+    model = stack()
+    with pytest.raises(sw.InvalidArgument, match=r"no block of blocks has .* 524288 elements"):
+        streamed(model, chunk=4 << 20)
+    assert loss_of(model, 0).requires_grad
+    assert CHUNK == 4 * 4096  # So that blocks of width 64 have chunks of their own.
+
+
+def test_compiled_models_run_their_blocks_as_they_are():
+    model = stack()
+    with streamed(model) as opt:
+        compiled = torch.compile(model, backend="eager")
+        for step in range(2):
+            loss_of(compiled, step).backward()
+            opt.step()
+            opt.zero_grad()
+        opt.synchronize()
+        weights = weights_of(model)
+    _, expected = ended(stack(), offload, partial(steps_of, steps=2))
+    assert same_bits(weights, expected)
