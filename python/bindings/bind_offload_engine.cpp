@@ -12,6 +12,7 @@
 #include "python/bindings/tensor_view.h"
 #include "runtime/engine/offload/offload_engine.h"
 #include "runtime/engine/offload/offload_footprint.h"
+#include "runtime/engine/stream/weight_places.h"
 #include "runtime/engine/subspace/weight_plan.h"
 
 namespace sluiceway {
@@ -19,13 +20,20 @@ namespace {
 
 void bind_tensor_spec(py::module_& m) {
   py::class_<TensorSpec>(m, "TensorSpec", "A parameter that an offload engine trains.")
-      .def(py::init([](std::string name, const at::Tensor& weight, bool compressed, bool streamed) {
-             return TensorSpec{std::move(name), weight.sizes().vec(),
-                               dtype_of_tensor(weight, "weight"), compressed, streamed};
+      .def(py::init([](std::string name, const at::Tensor& weight, bool compressed, bool streamed,
+                       bool resident) {
+             return TensorSpec{std::move(name),
+                               weight.sizes().vec(),
+                               dtype_of_tensor(weight, "weight"),
+                               compressed,
+                               streamed,
+                               resident};
            }),
            py::arg("name"), py::arg("weight"), py::arg("compressed"), py::arg("streamed") = false,
+           py::arg("resident") = false,
            "compressed: its gradient crosses as a core, where chunks are its own. streamed: its "
-           "weight is in the store, for a forward to read; chunks must be its own.");
+           "weight is in the store, for a forward to read; chunks must be its own. resident: it "
+           "also stays on the device.");
 }
 
 CoreSpill parse_spill(const std::string& name) {
@@ -270,12 +278,7 @@ double seconds_of_element(const CoreOptions& cores, std::int64_t m, std::int64_t
   return decompress_seconds(cores.codec, m, n, parse_dtype(gradients));
 }
 
-}  // namespace
-
-void bind_offload_engine(py::module_& m) {
-  bind_tensor_spec(m);
-  bind_core_options(m);
-  bind_options(m);
+void bind_footprints(py::module_& m) {
   m.def(
       "offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
       py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
@@ -288,6 +291,13 @@ void bind_offload_engine(py::module_& m) {
       "is a CUDA device; park_room: host "
       "bytes that are left for weights that wait for the decision of a speculative step.");
   m.def(
+      "choose_resident",
+      [](const std::vector<std::uint64_t>& bytes, std::uint64_t room) {
+        return choose_resident(bytes, room);
+      },
+      py::arg("bytes"), py::arg("room"),
+      "Which of some weights stay on the device: as many bytes as fit, spread evenly.");
+  m.def(
       "fetch_footprint",
       [](const std::vector<TensorSpec>& tensors, const std::vector<std::vector<int>>& blocks,
          int ahead) {
@@ -296,6 +306,32 @@ void bind_offload_engine(py::module_& m) {
       },
       py::arg("tensors"), py::arg("blocks"), py::arg("ahead"),
       "Bytes on the device, and of page-locked memory, that an engine's stream() takes.");
+}
+
+void bind_streaming(EngineClass<OffloadEngine>& engine) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  engine
+      .def("stream", &OffloadEngine::stream, py::arg("blocks"), py::arg("ahead"), unlocked,
+           "Once, after begin() or resume(): blocks are lists of streamed tensors.")
+      .def("acquire_block", &acquire_block, py::arg("block"), py::arg("backward"),
+           py::arg("compute"), "The block's weights on the device, until release_block().")
+      .def(
+          "release_block",
+          [](OffloadEngine& e, int block, bool backward, const StreamRef& compute) {
+            e.fetch().release(phase_of(backward), block, compute);
+          },
+          py::arg("block"), py::arg("backward"), py::arg("compute"), unlocked)
+      .def("read_weight", &read_weight, py::arg("tensor"),
+           "A copy of a streamed weight after the last step, in host memory.");
+}
+
+}  // namespace
+
+void bind_offload_engine(py::module_& m) {
+  bind_tensor_spec(m);
+  bind_core_options(m);
+  bind_options(m);
+  bind_footprints(m);
   m.def("bits_checksum", &bits_checksum, py::arg("tensor"),
         "XXH3, 64 bits, of a tensor's elements: who changes one without telling autograd is seen.");
   m.def("decompress_seconds", &seconds_of_element, py::arg("cores"), py::arg("m"), py::arg("n"),
@@ -322,20 +358,9 @@ void bind_offload_engine(py::module_& m) {
       .def("step", &step, py::arg("hyper"), py::arg("weights"), py::arg("factor"),
            py::arg("other_sum_squares"), py::arg("own_factors"), py::arg("norm"),
            py::arg("compute"), "Updates come after all that `compute` was given by now.")
-      .def("stream", &OffloadEngine::stream, py::arg("blocks"), py::arg("ahead"), unlocked,
-           "Once, after begin() or resume(): blocks are lists of streamed tensors.")
-      .def("acquire_block", &acquire_block, py::arg("block"), py::arg("backward"),
-           py::arg("compute"), "The block's weights on the device, until release_block().")
-      .def(
-          "release_block",
-          [](OffloadEngine& e, int block, bool backward, const StreamRef& compute) {
-            e.fetch().release(phase_of(backward), block, compute);
-          },
-          py::arg("block"), py::arg("backward"), py::arg("compute"), unlocked)
-      .def("read_weight", &read_weight, py::arg("tensor"),
-           "A copy of a streamed weight after the last step, in host memory.")
       .def("take_stats", &take_stats)
       .def("describe", &describe, py::arg("tensor"));
+  bind_streaming(engine);
   bind_offload_state(engine);
 }
 

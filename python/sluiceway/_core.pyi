@@ -33,6 +33,7 @@ __all__: list[str] = [
     "adam_step",
     "auto_codec",
     "bits_checksum",
+    "choose_resident",
     "codec_families",
     "count_host_allocations",
     "create_store",
@@ -470,10 +471,15 @@ class TensorSpec:
     A parameter that an offload engine trains.
     """
     def __init__(
-        self, name: str, weight: torch.Tensor, compressed: bool, streamed: bool = False
+        self,
+        name: str,
+        weight: torch.Tensor,
+        compressed: bool,
+        streamed: bool = False,
+        resident: bool = False,
     ) -> None:
         """
-        compressed: its gradient crosses as a core, where chunks are its own. streamed: its weight is in the store, for a forward to read; chunks must be its own.
+        compressed: its gradient crosses as a core, where chunks are its own. streamed: its weight is in the store, for a forward to read; chunks must be its own. resident: it also stays on the device.
         """
 
 class CoreOptions:
@@ -888,6 +894,13 @@ def auto_codec(
 def bits_checksum(tensor: torch.Tensor) -> int:
     """
     XXH3, 64 bits, of a tensor's elements: who changes one without telling autograd is seen.
+    """
+
+def choose_resident(
+    bytes: collections.abc.Sequence[typing.SupportsInt], room: typing.SupportsInt
+) -> list[bool]:
+    """
+    Which of some weights stay on the device: as many bytes as fit, spread evenly.
     """
 
 def codec_families() -> list[CodecFamily]:

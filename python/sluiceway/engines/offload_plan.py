@@ -48,12 +48,13 @@ class OffloadPlan(DevicePlan):
         blocks = []
         if engine.weights == "streamed":
             elements = chunk_elements("store", config.store.chunk)
-            blocks = [of for _, of in choose_streamed("offload", model, weights, elements)]
-        self._streamed_bytes = sum(w.parameter.nbytes for w in weights if w.streamed)
+            away = choose_streamed("offload", model, weights, elements, engine.resident)
+            blocks = [of for _, of in away]
+        self._streamed_bytes = sum(w.parameter.nbytes for w in weights if w.away)
         self._slot_bytes, self._staging_bytes = slots_of(weights, blocks)
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
-        self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.streamed)
+        self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.away)
         placement = placement or choose_placement(config, of_plan=True)
         autocast = placement.autocast_dtype
         self._on_card = placement.device.type == "cuda"

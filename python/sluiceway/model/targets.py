@@ -30,7 +30,13 @@ class CompressedWeight:
     parameter: nn.Parameter
     modules: list[nn.Module]
     identity: bool = False  # Embedding or head: its whole gradient crosses.
-    streamed: bool = False  # The engine has its values, and brings them for a forward.
+    streamed: bool = False  # The engine stores its values, for forwards to read;
+    resident: bool = False  # they are in the parameter nevertheless.
+
+    @property
+    def away(self) -> bool:
+        """True if its values are in the parameter only for a forward or a backward."""
+        return self.streamed and not self.resident
 
     @property
     def is_batch(self) -> bool:

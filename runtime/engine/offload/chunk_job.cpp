@@ -17,7 +17,9 @@ std::size_t stream_bytes(const PlannedChunk& chunk, DType dtype) {
 
 std::vector<std::size_t> parts_of(StateSet states, const StateForm& form) {
   if (states == StateSet::kNone) return {};
-  if (states == StateSet::kMasters) return {form.master_part()};
+  if (states == StateSet::kWeights) {
+    return {form.is_streamed() ? form.weight_part() : form.master_part()};
+  }
   std::vector<std::size_t> all(form.parts());
   std::iota(all.begin(), all.end(), std::size_t{0});
   if (form.weight_bytes() > 0) all.push_back(StateForm::kWeight);
@@ -26,11 +28,11 @@ std::vector<std::size_t> parts_of(StateSet states, const StateForm& form) {
 
 // Returns the bytes of a copied weight's element, the widest of the chunk; 0: none is copied.
 std::size_t width_of_copies(const ChunkJob& job, const StateStream::Types& types) {
-  if (job.travelling.empty() || job.form.is_streamed()) return 0;
+  if (job.travelling.empty()) return 0;
   std::size_t width = 0;
   for (const ChunkPiece& piece : job.chunk.pieces) {
     const DType dtype = types.weights[static_cast<std::size_t>(piece.tensor)];
-    const bool copied = !job.form.holds(dtype) || types.copies_masters();
+    const bool copied = !job.form.stores(dtype) || types.copies_masters();
     if (copied) width = std::max(width, size_bytes(dtype));
   }
   return width;
@@ -194,9 +196,10 @@ void ChunkJob::adam(const StateStream::Types& types) {
     if (!with.has_gradient) continue;
     const DType weight = types.weights[static_cast<std::size_t>(piece.tensor)];
     const std::span<std::byte> to = weight_of(piece, weight);
+    const std::span<std::byte> made = form.is_copy() ? form.weight(parts, piece) : to;
     with_type(types.gradient, [&](auto g) {
       with_type(weight, [&](auto w) {
-        const auto copied = elements<decltype(w)>(to);
+        const auto copied = elements<decltype(w)>(made);
         for_each_tile(gradients_of<decltype(g)>(piece), [&](std::size_t first, auto tile) {
           if (!form.is_plain()) return adam_rounded(piece, with, first, tile, copied, types);
           const auto part = [&](auto whole) { return whole.subspan(first, tile.size()); };
@@ -206,9 +209,9 @@ void ChunkJob::adam(const StateStream::Types& types) {
       });
     });
     if (form.is_copy()) form.clear_end(parts, piece);
-    if (!form.holds(weight)) continue;
-    const std::span<std::byte> held = form.weight(parts, piece);
-    if (to.data() != held.data()) std::ranges::copy(held, to.begin());
+    if (!form.stores(weight)) continue;
+    const std::span<std::byte> stored = form.weight(parts, piece);
+    if (to.data() != stored.data()) std::ranges::copy(stored, to.begin());
   }
 }
 
@@ -224,11 +227,15 @@ void ChunkJob::scan_sums(const StateStream::Types& types, std::span<ScanResult> 
   }
 }
 
+bool ChunkJob::is_fetched(std::size_t part) const {
+  return part != StateForm::kWeight || !form.is_copy() || travelling.size() == 1;
+}
+
 void ChunkJob::round_weights(const StateStream::Types& types) {
   for (std::size_t p = 0; p < chunk.pieces.size(); ++p) {
     const ChunkPiece& piece = chunk.pieces[p];
     const DType weight = types.weights[static_cast<std::size_t>(piece.tensor)];
-    if (!update.pieces[p].has_gradient || form.holds(weight)) continue;
+    if (!update.pieces[p].has_gradient || form.stores(weight)) continue;
     with_type(weight, [&](auto w) {
       std::ranges::transform(form.masters(parts, piece),
                              elements<decltype(w)>(weight_of(piece, weight)).begin(),

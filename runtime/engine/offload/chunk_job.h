@@ -31,8 +31,8 @@ struct ChunkJob {
   std::size_t extent_bytes(const StateStream::Types& types) const;  // Size of one gradient.
   std::size_t state_bytes() const;                                  // Of the parts that travel,
   std::size_t fetched_bytes() const;  // and of those that are fetched.
-  // Whether a part that travels is read; one that is a copy of others is only written.
-  bool is_fetched(std::size_t part) const { return part != StateForm::kWeight || !form.is_copy(); }
+  // Whether a part that travels is read; one that is a copy of the others is only written.
+  bool is_fetched(std::size_t part) const;
   std::size_t gradient_count() const noexcept {
     return regions + (update.gathered.empty() ? 0 : 1);
   }

@@ -52,11 +52,11 @@ std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradi
   return dtypes;
 }
 
-std::vector<std::uint8_t> streamed_of(const std::vector<TensorSpec>& tensors) {
-  std::vector<std::uint8_t> streamed;
-  streamed.reserve(tensors.size());
-  for (const TensorSpec& tensor : tensors) streamed.push_back(tensor.streamed ? 1 : 0);
-  return streamed;
+std::vector<std::uint8_t> flags_of(const std::vector<TensorSpec>& tensors, const auto& is_set) {
+  std::vector<std::uint8_t> flags;
+  flags.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) flags.push_back(is_set(tensor) ? 1 : 0);
+  return flags;
 }
 
 std::vector<std::uint64_t> names_of(const std::vector<TensorSpec>& tensors) {
@@ -73,7 +73,8 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       weight_dtypes_(dtypes_of(tensors_, options_.gradient)),
-      streamed_(streamed_of(tensors_)),
+      streamed_(flags_of(tensors_, [](const TensorSpec& tensor) { return tensor.streamed; })),
+      away_(flags_of(tensors_, [](const TensorSpec& tensor) { return tensor.is_away(); })),
       names_(names_of(tensors_)),
       plan_(elems_of(tensors_), options_.chunk_elems),
       groups_(plan_, static_cast<int>(tensors_.size())),
@@ -94,7 +95,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       exit_(lanes_, compute_, plan_, options_.gradient),
       cores_(lanes_, stream_, ring_, plan_, groups_, exit_, tensors_, options_.gradient,
              options_.cores, options_.policy),
-      park_(lanes_.budget(), plan_, weight_dtypes_, streamed_,
+      park_(lanes_.budget(), plan_, weight_dtypes_, away_,
             is_speculative(options_) ? options_.park_bytes : 0),
       speculation_(lanes_, stream_, cores_, plan_, groups_, park_,
                    {is_speculative(options_), options_.gate.promised_backwards,
@@ -155,12 +156,12 @@ void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char*
 }
 
 void OffloadEngine::check_weights(const char* caller, std::span<const AnyMatrix> weights,
-                                  bool streamed) const {
+                                  bool away) const {
   SLUICEWAY_CHECK(weights.size() == tensors_.size(), "OffloadEngine: ", caller, " got ",
                   weights.size(), " tensors, expected the ", tensors_.size(),
                   " tensors that the engine trains");
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (!streamed && streamed_[i] != 0) continue;
+    if (!away && away_[i] != 0) continue;
     check_tensor(static_cast<int>(i), weights[i], "weight", tensors_[i].dtype);
   }
 }
@@ -180,8 +181,8 @@ void OffloadEngine::check_begun(const char* caller) const {
 // ---- Before the first step ----------------------------------------------------------------------
 
 void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute,
-                          const HostWeight& streamed) {
-  check_weights("begin", tensors, !streamed);
+                          const HostWeight& away) {
+  check_weights("begin", tensors, !away);
   check_stream("weights are", compute);
   const auto step = std::max<std::int64_t>(gate_.committed_steps(),
                                            static_cast<std::int64_t>(store_->live().step));
@@ -194,9 +195,9 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute,
   int asked = -1;
   AnyMatrix given;  // The tensor `asked`.
   stream_.write_initial([&](const ChunkPiece& piece, std::span<float> master) {
-    const bool is_given = streamed && is_streamed(piece.tensor);
+    const bool is_given = away && is_away(piece.tensor);
     if (is_given && asked != piece.tensor) {
-      given = streamed(piece.tensor);
+      given = away(piece.tensor);
       asked = piece.tensor;
       check_tensor(asked, given, "weight", tensor(asked).dtype);
     }
@@ -230,7 +231,7 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute
   wait_for(compute);
   const Version version = written_version();
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    if (is_chunk_streamed(static_cast<int>(c))) continue;
+    if (is_chunk_away(static_cast<int>(c))) continue;
     stream_.read(static_cast<int>(c), version,
                  [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
                    const AnyMatrix& into = tensors[at(piece.tensor)];
@@ -372,8 +373,8 @@ void OffloadEngine::end_pass() {
   if (fetch_ != nullptr) fetch_->finish();
 }
 
-bool OffloadEngine::is_chunk_streamed(int chunk) const {
-  return is_streamed(plan_.chunks()[at(chunk)].pieces.front().tensor);
+bool OffloadEngine::is_chunk_away(int chunk) const {
+  return is_away(plan_.chunks()[at(chunk)].pieces.front().tensor);
 }
 
 void OffloadEngine::note_uncommitted(bool uncommitted) {

@@ -114,14 +114,13 @@ class OffloadEngine final : public GatedEngine {
 
   // ---- Before the first step: call begin() or resume() ----
   bool is_new() const noexcept { return is_new_; }  // The store has no states; begin() makes them.
-  // Returns a streamed tensor's weight in host memory, which lives until the next call.
+  // Returns the weight of a tensor that is away, in host memory that lives until the next call.
   using HostWeight = std::function<AnyMatrix(int index)>;
   // Both access the tensors after work already on `compute`, which they wait for, and
   // before later work. begin() makes zero moments and copies the model's tensors to the masters;
-  // commits step 0. With `streamed`, the weights of streamed tensors come from there, one after
-  // another.
+  // commits step 0. With `away`, weights that are away come from there, one after another.
   void begin(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host(),
-             const HostWeight& streamed = {});
+             const HostWeight& away = {});
   // Overwrites the model's tensors from the masters of the last commit; steps continue from there.
   void resume(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host());
 
@@ -147,7 +146,9 @@ class OffloadEngine final : public GatedEngine {
 
   // ---- Streamed weights (weight_fetch.h) ----
   bool is_streamed(int index) const { return streamed_.at(at(index)) != 0; }
-  // Call once, before the first fetch(). `blocks`: numbers of their streamed tensors.
+  bool is_away(int index) const { return away_.at(at(index)) != 0; }
+  // Call once, before the first fetch(). `blocks`: numbers of their streamed tensors. Those that
+  // are away are in one.
   void stream(const std::vector<std::vector<int>>& blocks, int ahead);
   // Brings blocks to the device. step() ends its pass, and begins the next one when its updates are
   // enqueued; every other call that changes weights ends the pass. InvalidArgument: no stream()
@@ -190,8 +191,8 @@ class OffloadEngine final : public GatedEngine {
   bool in_place() const noexcept;
   std::unique_ptr<ChunkStore> open_store();
   void check_tensor(int index, const AnyMatrix& matrix, const char* what, DType dtype) const;
-  // `streamed`: also of streamed tensors.
-  void check_weights(const char* caller, std::span<const AnyMatrix> weights, bool streamed) const;
+  // `away`: also of tensors that are away.
+  void check_weights(const char* caller, std::span<const AnyMatrix> weights, bool away) const;
   void check_request(const OffloadRequest& request) const;
   void check_begun(const char* caller) const;
   void check_stream(const char* what, StreamRef compute) const;
@@ -204,7 +205,7 @@ class OffloadEngine final : public GatedEngine {
   void submit(int chunk, Payload payload);
   StepOutcome decide(const OffloadRequest& request);
   bool settle(const OffloadRequest& request, float factor);
-  bool is_chunk_streamed(int chunk) const;
+  bool is_chunk_away(int chunk) const;
   void note_uncommitted(bool uncommitted);
   void start_read(int index, std::span<std::byte> into, ChunkStore::Done done);
   void end_pass();  // Weights are about to change.
@@ -215,7 +216,8 @@ class OffloadEngine final : public GatedEngine {
   OffloadOptions options_;
   std::vector<TensorSpec> tensors_;
   std::vector<DType> weight_dtypes_;
-  std::vector<std::uint8_t> streamed_;  // By tensor: 1 if it is.
+  std::vector<std::uint8_t> streamed_;  // By tensor: 1 if its weight is in the store,
+  std::vector<std::uint8_t> away_;      // and 1 if it is only there.
   std::vector<std::uint64_t> names_;    // Keys of noise, one per tensor.
   ChunkPlan plan_;
   ChunkGroups groups_;

@@ -138,7 +138,7 @@ ChunkUpdate::Emit OffloadEngine::emit_to(int chunk, const OffloadRequest& reques
 void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor) {
   ChunkUpdate update;
   update.pieces = updates_of(chunk, request, factor);
-  if (!is_chunk_streamed(chunk)) update.emit = emit_to(chunk, request);
+  if (!is_chunk_away(chunk)) update.emit = emit_to(chunk, request);
   update.extents = extents(chunk);
   GradientCores::Feed feed;
   if (cores_.feeds(chunk)) feed = cores_.feed(chunk);
@@ -154,7 +154,7 @@ void OffloadEngine::send(int chunk, const OffloadRequest& request, float factor)
 
 // Finishes a step that was staged: its weights are parked, or are made from the staged masters.
 void OffloadEngine::send_staged(int chunk, const OffloadRequest& request) {
-  if (is_chunk_streamed(chunk)) return;  // Its weight is staged, too.
+  if (is_chunk_away(chunk)) return;  // Its weight is staged, too.
   ChunkUpdate update;
   update.pieces = updates_of(chunk, request, 1);
   update.emit = emit_to(chunk, request);

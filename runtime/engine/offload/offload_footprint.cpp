@@ -53,11 +53,12 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
                device, codec] = request;
   std::vector<std::int64_t> elems;
   std::vector<DType> dtypes;
-  std::vector<std::uint8_t> streamed;
+  std::vector<std::uint8_t> streamed, away;
   for (const TensorSpec& tensor : tensors) {
     elems.push_back(tensor.elems());
     dtypes.push_back(tensor.dtype);
     streamed.push_back(tensor.streamed ? 1 : 0);
+    away.push_back(tensor.is_away() ? 1 : 0);
   }
   const ChunkPlan plan(elems, chunk_elems);
   const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy, device);
@@ -68,7 +69,7 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
   const Layout layout = new_layout(
       state_contents(plan, types, slots, static_cast<std::uint32_t>(micro_batches)), {1});
   const bool early = policy == UpdatePolicy::kSpeculative;
-  const WeightPark::Fit parked = WeightPark::fit(plan, dtypes, streamed, early ? park_room : 0);
+  const WeightPark::Fit parked = WeightPark::fit(plan, dtypes, away, early ? park_room : 0);
   std::uint64_t states = 0, copied = 0, reread = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
     const StateForm form(codec, chunk, dtypes, streamed);
@@ -77,7 +78,7 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
   }
   for (std::size_t c = parked.chunks; early && c < plan.chunks().size(); ++c) {
     const int tensor = plan.chunks()[c].pieces.front().tensor;
-    if (streamed[static_cast<std::size_t>(tensor)] != 0) continue;
+    if (away[static_cast<std::size_t>(tensor)] != 0) continue;
     const bool is_whole_once = micro_batches == 1;
     if (is_whole_once || crosses_as_core(tensors[static_cast<std::size_t>(tensor)], tensor, plan)) {
       reread += StateForm(codec, plan.chunks()[c], dtypes).part_bytes();

@@ -43,7 +43,7 @@ enum class StateCodec : std::uint8_t { kFp32, kBf16, k8Bit };
 
 std::string_view to_string(StateCodec codec) noexcept;
 
-enum class StateSet : std::uint8_t { kNone, kMasters, kAll };
+enum class StateSet : std::uint8_t { kNone, kWeights, kAll };  // kWeights: what they are made of.
 
 inline constexpr int kStateStreams = 3;  // exp_avg, exp_avg_sq and master.
 
@@ -81,6 +81,7 @@ class StateForm {
     return weight == DType::kF32 || (weight == DType::kBF16 && !is_plain());
   }
   // Returns the memory of a weight that is stored: its master holds it, or it is streamed.
+  bool stores(DType weight) const noexcept { return is_streamed() || holds(weight); }
   std::span<std::byte> weight(const Parts& parts, const ChunkPiece& piece) const;
 
   // ---- A streamed weight ----

@@ -30,6 +30,9 @@ struct TensorSpec {
   DType dtype = DType::kF32;  // The model's type; the master is f32.
   bool compressed = false;    // Its gradient crosses as a core; only for matrices.
   bool streamed = false;      // Its weight is in the store, for a forward to read.
+  bool resident = false;      // Nevertheless it also stays on the device.
+
+  bool is_away() const noexcept { return streamed && !resident; }
 
   std::int64_t elems() const noexcept;
   std::int64_t rows() const noexcept { return shape.size() == 2 ? shape[0] : 1; }

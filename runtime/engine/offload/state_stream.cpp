@@ -309,7 +309,7 @@ Payload StateStream::work_on(const JobPtr& job) {
 
 Payload StateStream::emit_staged(int chunk, ChunkUpdate update) {
   update.extents = 0;
-  const JobPtr job = make_job(chunk, std::move(update), StateSet::kMasters);
+  const JobPtr job = make_job(chunk, std::move(update), StateSet::kWeights);
   job->version = Version::kStaged;
   Payload payload;
   payload.name = concat("weights of chunk ", chunk);

@@ -19,9 +19,9 @@ namespace sluiceway {
 
 class WeightPark {
  public:
-  // `weights`: types of the tensors, in order. `streamed`: 1 for those that need no room.
+  // `weights`: types of the tensors, in order. `away`: 1 for those that need no room.
   WeightPark(Budget& budget, const ChunkPlan& plan, std::span<const DType> weights,
-             std::span<const std::uint8_t> streamed, std::uint64_t most);
+             std::span<const std::uint8_t> away, std::uint64_t most);
 
   struct Fit {
     std::uint64_t bytes = 0;
@@ -29,7 +29,7 @@ class WeightPark {
   };
   // Returns what fits into `room` bytes.
   static Fit fit(const ChunkPlan& plan, std::span<const DType> weights,
-                 std::span<const std::uint8_t> streamed, std::uint64_t room);
+                 std::span<const std::uint8_t> away, std::uint64_t room);
 
   bool has_room(int chunk) const { return !pieces_.at(static_cast<std::size_t>(chunk)).empty(); }
   // Memory of piece `piece` of a chunk that has room.

@@ -9,7 +9,7 @@ from pydantic import ValidationInfo, field_validator
 from sluiceway.config.codec_names import LEARNED, OFFERED
 from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import TieredSection
-from sluiceway.config.fields import Natural
+from sluiceway.config.fields import Natural, Size
 from sluiceway.config.options import Options, check_is_here, option
 from sluiceway.errors import Unavailable
 
@@ -56,6 +56,11 @@ class _StateOptions(Options):
         "weights with checkpointing. With 16-bit weights and fp32 states this adds 2 bytes a "
         "parameter.",
     )
+    resident: Size = option(
+        0,
+        "Bytes of streamed weights that stay on the device, as whole blocks, spread evenly over "
+        "the model. They are not fetched.",
+    )
     state_codec: Literal["fp32", "hilo", "bf16", "8bit"] = option(
         "fp32",
         "Format of stored moments and masters. fp32 takes 12 bytes a parameter and has the bits of "
@@ -65,6 +70,13 @@ class _StateOptions(Options):
         "mean is exact. hilo is not available yet.",
         to=["engine"],
     )
+
+    @field_validator("resident")
+    @classmethod
+    def _is_of_streamed(cls, value: int, field: ValidationInfo) -> int:
+        if value and field.data.get("weights") != "streamed":
+            raise ValueError(f"is {value}, but weights is resident, so all stay; leave it out")
+        return value
 
     @field_validator(*_HERE)
     @classmethod
@@ -136,7 +148,7 @@ class OffloadSection(OffloadOptions, TieredSection):
     """The section `engine` of a config with `kind: offload`."""
 
     kind: Literal["offload"] = "offload"
-    changeable: ClassVar[tuple[str, ...]] = ("spill",)  # Where gradients wait changes no bit.
+    changeable: ClassVar[tuple[str, ...]] = ("spill", "resident")  # They change no bit.
 
     @property
     def commits(self) -> bool:

@@ -108,8 +108,8 @@ class EngineOptimizer(StateHooks, ABC):
         self.device.count_allocations()
         self.engine = self._make_engine(model)
         super().__init__(groups, adam)
-        streamed = [w.parameter for w in self.weights if w.streamed]
-        self._clock = StepClock(self.engine, self.device, parameter_bytes(model, streamed))
+        away = [w.parameter for w in self.weights if w.away]
+        self._clock = StepClock(self.engine, self.device, parameter_bytes(model, away))
         self.engine.trace.enable(options.trace is not None, os.fspath(options.trace or ""))
         self._progress = StepProgress()
         self._stepping: list[torch.Tensor] = []

@@ -34,19 +34,19 @@ class EngineWeights:
     def tensors(self) -> list[torch.Tensor]:
         """Return the matrices for the lanes, without waiting for updates in flight.
 
-        A streamed weight has an empty one. Raises InvalidArgument if a weight has a memory
+        A weight that is away has an empty one. Raises InvalidArgument if a weight has a memory
         layout that lanes cannot use.
         """
         with torch_private.asking_no_class():
             for w in self.weights:
-                if not w.streamed:
+                if not w.away:
                     w.check_layout(w.parameter)
             return [m for w in self.weights for m in self._matrices(w)]
 
     @staticmethod
     def _matrices(weight: CompressedWeight) -> tuple[torch.Tensor, ...]:
         p = weight.parameter.detach()
-        return (p.new_empty(1, 0),) if weight.streamed else weight.matrices(p)
+        return (p.new_empty(1, 0),) if weight.away else weight.matrices(p)
 
     def increment_versions(self, weights: Iterable[int]) -> None:
         """Increment the versions of the compressed weights that change, for autograd."""

@@ -118,7 +118,7 @@ class WeightsInFlight:
         self._landed_on = [None] * len(self._parameters)
         rows = zip(self._of_engine.weights, self._classes, strict=True)
         for index, (weight, (_, in_flight)) in enumerate(rows):
-            if weight.streamed:  # Whoever reads it gets it from the engine, which waits.
+            if weight.away:  # Whoever reads it gets it from the engine, which waits.
                 continue
             parameter = weight.parameter
             setattr(parameter, _LANDING, functools.partial(self.wait, index))

@@ -120,7 +120,7 @@ def open_engine(
         "compute": compute,
         "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
         "limits": tier_limits(options.budget),
-        "resident_bytes": parameter_bytes(model, [w.parameter for w in weights if w.streamed]),
+        "resident_bytes": parameter_bytes(model, [w.parameter for w in weights if w.away]),
         "max_norm": options.max_norm or 0.0,
         "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,
         "io": options.io,

@@ -38,12 +38,14 @@ def core_options(options: OffloadOptions, seed: int, spill: str = "gradient") ->
 def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:
     """Describe each weight for the compiled module.
 
-    Of each its name, shape and dtype, whether its gradient may cross as a core, and whether it is
-    streamed.
+    Of each its name, shape and dtype, whether its gradient may cross as a core, and whether its
+    weight is stored, and stays on the device.
     """
     with torch_private.asking_no_class():
-        rows = [(w.name, w.parameter.detach(), not w.identity, w.streamed) for w in weights]
-    return [_core.TensorSpec(*row) for row in rows]
+        return [
+            _core.TensorSpec(w.name, w.parameter.detach(), not w.identity, w.streamed, w.resident)
+            for w in weights
+        ]
 
 
 def core_settings(optimizer: OffloadAdamW) -> dict[str, Any]:

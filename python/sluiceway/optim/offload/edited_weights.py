@@ -54,13 +54,13 @@ class EditedWeights:
 
     def landed(self, number: int) -> None:
         """Note a weight after its update, if one was in flight, before other code can change it."""
-        if self._checksums[number] is None and not self._weights[number].streamed:
+        if self._checksums[number] is None and not self._weights[number].away:
             self._checksums[number] = checksum(self._parameters[number])
 
     def _edited(self) -> list[int]:
         edited, compared = [], {}
         for number, parameter in enumerate(self._parameters):
-            if self._weights[number].streamed:
+            if self._weights[number].away:
                 continue
             known = self._checksums[number]
             if _place(parameter) != self._at[number]:

@@ -155,7 +155,9 @@ class OffloadAdamW(EngineOptimizer):
         self._streamed = []
         if self.options.weights == "streamed":
             elements = chunk_elements(self._owner, self.options.chunk)
-            self._streamed = choose_streamed(self._owner, model, selection.compressed, elements)
+            self._streamed = choose_streamed(
+                self._owner, model, selection.compressed, elements, self.options.resident
+            )
         return selection
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
@@ -185,7 +187,7 @@ class OffloadAdamW(EngineOptimizer):
     def weight_here(self, weight: int) -> nn.Parameter:
         """Return a parameter whose own memory has its present value."""
         parameter = self.weights[weight].parameter
-        if self.weights[weight].streamed and self._blocks.started:
+        if self.weights[weight].away and self._blocks.started:
             self._blocks.refresh(parameter)
         return parameter
 

@@ -33,12 +33,16 @@ Block = tuple[nn.Module, list[int]]  # Its module, and the numbers of its stream
 
 
 def choose_streamed(
-    owner: str, model: nn.Module, weights: list[CompressedWeight], chunk_elements: int
+    owner: str,
+    model: nn.Module,
+    weights: list[CompressedWeight],
+    chunk_elements: int,
+    room: int,
 ) -> list[Block]:
-    """Mark the weights to stream, and return the blocks that read them, in the model's order.
+    """Mark the weights to stream, and return the blocks that are away, in the model's order.
 
     A weight is streamed if one block alone reads it and if it fills at least half a chunk, so that
-    it shares none.
+    it shares none. Blocks stay on the device nevertheless, up to `room` bytes of such weights.
 
     Raises
     ------
@@ -53,10 +57,6 @@ def choose_streamed(
         weight.streamed = block is not None and 2 * weight.parameter.numel() >= chunk_elements
         if weight.streamed:
             numbers[block].append(index)
-    streamed = {id(weight.parameter) for weight in weights if weight.streamed}
-    for p in model.parameters():
-        if id(p) not in streamed and (folder := folder_of(p)):
-            folder.refresh(p)
     blocks = [(m, of) for (_, m), of in zip(found.blocks, numbers, strict=True) if of]
     if not blocks:
         raise InvalidArgument(
@@ -64,7 +64,16 @@ def choose_streamed(
             f"at least half a chunk, {chunk_elements // 2} elements, so none can be streamed; set "
             "a smaller chunk, or weights='resident'"
         )
-    return blocks
+    sizes = [sum(weights[i].parameter.nbytes for i in of) for _, of in blocks]
+    stays = _core.choose_resident(sizes, room)
+    for (_, of), is_resident in zip(blocks, stays, strict=True):
+        for index in of:
+            weights[index].resident = is_resident
+    away = {id(weight.parameter) for weight in weights if weight.away}
+    for p in model.parameters():
+        if id(p) not in away and (folder := folder_of(p)):
+            folder.refresh(p)
+    return [block for block, is_resident in zip(blocks, stays, strict=True) if not is_resident]
 
 
 def slots_of(weights: list[CompressedWeight], blocks: list[list[int]]) -> tuple[int, int]:

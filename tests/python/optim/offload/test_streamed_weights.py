@@ -398,3 +398,39 @@ def test_compiled_models_run_their_blocks_as_they_are():
         weights = weights_of(model)
     _, expected = ended(stack(), offload, partial(steps_of, steps=2))
     assert same_bits(weights, expected)
+
+
+@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.parametrize("policy", ["spill", "speculative"])
+def test_blocks_that_stay_on_the_device_are_not_fetched(disk, policy, tmp_path):
+    bits, bytes_of = [], []
+    for number, blocks in enumerate((0, 1, 2, 3)):  # Of three.
+        model, folder = stack().to(torch.bfloat16), tmp_path / str(number) if disk else None
+        room = blocks * 2 * 64 * 64 * 2
+        with streamed(model, folder, resident=room, policy=policy, accumulate=1) as opt:
+            crossed = 0
+            for step in range(STEPS):
+                steps_of(model, opt, steps=1, first=step)
+                crossed += opt.stats()["bytes"]["h2d"]
+            bytes_of.append(crossed)
+            opt.synchronize()
+            bits.append(weights_of(model))
+    assert all(same_bits(weights, bits[0]) for weights in bits)
+    assert bytes_of == sorted(bytes_of, reverse=True)
+    assert len(set(bytes_of)) == 4
+
+
+def test_a_store_is_taken_up_with_other_blocks_on_the_device(tmp_path):
+    _, expected = ended(stack(), offload)
+    for first, resident in ((0, 1 << 20), (2, 1 << 15)):
+        model = stack(seed=first)
+        with streamed(model, tmp_path / "s", resident=resident) as opt:
+            opt.resume() if first else model.load_state_dict(stack().state_dict())
+            steps_of(model, opt, steps=2, first=first)
+            opt.synchronize()
+    assert same_bits(weights_of(model), expected)
+
+
+def test_resident_bytes_without_streamed_weights_are_refused():
+    with pytest.raises(sw.InvalidArgument, match="resident.*all stay"):
+        offload(stack(), resident=1 << 20)

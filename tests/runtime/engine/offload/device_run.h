@@ -49,7 +49,8 @@ struct RunCase {
 
   int host_threads = 1;
   StateCodec states = StateCodec::kFp32;
-  bool streamed = false;  // The weights that have chunks of their own, in two blocks.
+  // The weights that have chunks of their own: two blocks, and one that stays on the device.
+  bool streamed = false;
 
   bool compresses() const { return codec != "identity"; }
   friend void PrintTo(const RunCase& run, std::ostream* out) { *out << run.name; }
@@ -109,7 +110,7 @@ class DeviceRun {
     }
     for (int block = 0; case_.streamed && block < std::ssize(kBlocks); ++block) {
       fetch(block, WeightFetch::Phase::kForward);
-      for (const int i : kBlocks[block]) model_.look(i, at, weight(i));
+      for (const int i : kBlocks[std::size_t(block)]) model_.look(i, at, weight(i));
       let_go(block, WeightFetch::Phase::kForward);
     }
   }
@@ -161,12 +162,10 @@ class DeviceRun {
 
  private:
   static constexpr auto kBackward = WeightFetch::Phase::kBackward;
-  static inline const std::vector<std::vector<int>> kBlocks = {{0}, {1, 3}};
+  static inline const std::vector<std::vector<int>> kBlocks = {{0}, {1}};
+  static constexpr int kStays = 3;
 
-  bool is_streamed(int i) const {
-    const auto [rows, cols, dtype] = model_.spec(i);
-    return case_.streamed && 2 * rows * cols >= ChunkPlan::kStoredAlignment;
-  }
+  bool is_streamed(int i) const { return case_.streamed && (i == 0 || i == 1); }
   static int number_of(int i) { return i == 0 ? 0 : 1; }
   static const std::vector<int>& block_of(int i) { return kBlocks.at(std::size_t(number_of(i))); }
 
@@ -227,8 +226,13 @@ class DeviceRun {
     std::vector<TensorSpec> all;
     for (int i = 0; i < kTensors; ++i) {
       const auto [rows, cols, dtype] = model_.spec(i);
-      all.push_back(
-          {"w" + std::to_string(i), {rows, cols}, dtype, case_.compresses(), is_streamed(i)});
+      const bool stays = case_.streamed && i == kStays;
+      all.push_back({"w" + std::to_string(i),
+                     {rows, cols},
+                     dtype,
+                     case_.compresses(),
+                     is_streamed(i) || stays,
+                     stays});
     }
     return all;
   }
