@@ -91,11 +91,9 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
           "path, backend, direct and note of each.")
       .def_property_readonly("generations", &generations,
                              "Generation and step of the last commit, and of a pinned one.")
-      .def(
-          "begin",
-          &begin, py::arg("weights"), py::arg("compute"), py::arg("streamed"),
-          "Zero moments, and masters that are the weights: step 0. streamed(number) gives the "
-          "weight of a streamed tensor on the host; of these, `weights` may be empty.")
+      .def("begin", &begin, py::arg("weights"), py::arg("compute"), py::arg("streamed"),
+           "Zero moments, and masters that are the weights: step 0. streamed(number) gives the "
+           "weight of a streamed tensor on the host; of these, `weights` may be empty.")
       .def(
           "resume",
           [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {

@@ -432,5 +432,5 @@ def test_a_store_is_taken_up_with_other_blocks_on_the_device(tmp_path):
 
 
 def test_resident_bytes_without_streamed_weights_are_refused():
-    with pytest.raises(sw.InvalidArgument, match="resident.*all stay"):
+    with pytest.raises(sw.InvalidArgument, match=r"resident.*all stay"):
         offload(stack(), resident=1 << 20)
