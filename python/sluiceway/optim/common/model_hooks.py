@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,8 @@ class ModelHooks:
         self._backward_began: Any = None
         self.backward = OneBackward(self._owner)
         self._parameters = [weight.parameter for weight in weights]
+        self._names = [weight.name for weight in weights]
+        self._held_back: set[int] = set()  # Weights whose gradients add up in `.grad` meanwhile.
         self._nodes: list[Any] = []  # Autograd's nodes, held so that their hooks stay.
         with ExitStack() as registered:
             self._registered = registered
@@ -113,7 +115,7 @@ class ModelHooks:
         for module in weight.modules:
             act = partial(self._before_module, index)
             self._on_call(module, module.register_forward_pre_hook, act)
-        take = torch.compiler.disable(partial(self._take_gradient, index, weight.name))
+        take = torch.compiler.disable(partial(self._take_gradient, index))
         handle = weight.parameter.register_post_accumulate_grad_hook(take)
         self._registered.callback(handle.remove)
         # Begin a backward before autograd would add to the norm in `.grad`.
@@ -166,8 +168,14 @@ class ModelHooks:
 
     # ---- Backwards ----
 
-    def _take_gradient(self, index: int, name: str, parameter: torch.Tensor) -> None:
-        sink = self._sink()
+    def hold_back(self, weights: Iterable[int], held: bool) -> None:
+        """Let gradients of weights add up in `.grad` until this is undone, or the backward ends."""
+        self._held_back = self._held_back.union(weights) if held else self._held_back - {*weights}
+
+    def _take_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        if index in self._held_back:
+            return
+        sink, name = self._sink(), self._names[index]
         if sink is None:
             raise InvalidArgument(
                 f"{self._owner}: the gradient of {name} is for an optimizer that was dropped while "
@@ -232,6 +240,10 @@ class ModelHooks:
         if sink is None:
             return
         try:
+            held, self._held_back = self._held_back, set()
+            for index in sorted(held):
+                if self._parameters[index].grad is not None:
+                    self._take_gradient(index, self._parameters[index])
             sink.end_backward(self._forward_began, self._backward_began)
         except BaseException as error:
             if raised:  # A finaliser's error is lost; OneBackward keeps an interruption.

@@ -8,6 +8,7 @@ is on the device.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.random_state import RandomState
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")  # Names that transformers uses.
@@ -49,6 +51,8 @@ class BlockCall:
         leaves, self._tree = tree_flatten((arguments, named))
         self._inputs, self._others = _split(leaves)
         self._random = RandomState.now()
+        self.node: Any = None  # Autograd's node of this call, held weakly.
+        self._repeated_in = torch_private.NO_BACKWARD  # The last backward that repeated it.
         self._autocast = _autocast_now(self._inputs)
 
     def result(self, anchor: torch.Tensor) -> Any:
@@ -61,6 +65,13 @@ class BlockCall:
         tensors = _Repeated.apply(self, anchor, *inputs)
         others, tree = self._made
         return tree_unflatten(_joined(tensors, others), tree)
+
+    def is_due(self) -> bool:
+        """Tell whether the running backward has yet to repeat this call."""
+        node = None if self.node is None else self.node()
+        if node is None or self._repeated_in == torch_private.running_backward():
+            return False
+        return torch_private.backward_reaches(node)
 
     def run(self, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Call the block, whose weights are there, and return the tensors of its result."""
@@ -75,6 +86,7 @@ class BlockCall:
         self, inputs: list[torch.Tensor], gradients: tuple[torch.Tensor | None, ...]
     ) -> None:
         """Add to `.grad` of the inputs and of the block's parameters."""
+        self._repeated_in = torch_private.running_backward()
         with self.held(True):
             now = RandomState.now()
             self._random.restore()
@@ -97,7 +109,7 @@ class _Repeated(torch.autograd.Function):
     def forward(
         ctx: Any, call: BlockCall, anchor: torch.Tensor, *inputs: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        ctx.call = call
+        ctx.call, call.node = call, weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
         with call.held(False):

@@ -7,6 +7,7 @@ outside of a turn fetches the weight, and a change of it is taken over like that
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -127,6 +128,12 @@ class StreamedBlocks:
         self._guard: WeightsElsewhere | None = None
         self._fetched: set[int] = set()  # Weights that were read outside of a turn.
         self._from_folder = False
+        self._calls: list[weakref.WeakSet[BlockCall]] = [weakref.WeakSet() for _ in blocks]
+        index_of = {id(weight.parameter): i for i, weight in enumerate(weights)}
+        self._trained = [  # All weights in a block, also those that are not streamed.
+            [index_of[id(p)] for p in module.parameters() if id(p) in index_of]
+            for module, _ in blocks
+        ]
         self._anchor = torch.zeros((), requires_grad=True)
 
     # ---- The model ----
@@ -187,7 +194,9 @@ class StreamedBlocks:
         if not torch.is_grad_enabled():
             with held(False):
                 return forward(*arguments, **named)
-        return BlockCall(forward, arguments, named, held).result(self._anchor)
+        call = BlockCall(forward, arguments, named, held)
+        self._calls[number].add(call)
+        return call.result(self._anchor)
 
     @contextmanager
     def _held(self, block: int, backward: bool) -> Iterator[None]:
@@ -195,6 +204,9 @@ class StreamedBlocks:
         numbers = self._blocks[block][1]
         if backward:
             self.hooks.begin_backward(numbers[0])  # Otherwise the repetition's backward opens one.
+            # A block that runs several times has one gradient in a backward, as without streaming.
+            again = any(call.is_due() for call in self._calls[block])
+            self.hooks.hold_back(self._trained[block], again)
         self.take_over()
         parameters = [self._weights[i].parameter for i in numbers]
         compute = self._device.compute()

@@ -137,7 +137,8 @@ def run_scaled(model, opt):
 
 
 def test_dropout_a_skipped_block_and_one_that_runs_twice():
-    assert_same(partial(make, Dropping))
+    assert_same(partial(make, Dropping), partial(steps_of, micro=2))
+    assert_same(partial(make, Dropping), policy="speculative", accumulate=1)
 
 
 @pytest.mark.parametrize("kind", [Checkpointed, CheckpointedReentrant])
