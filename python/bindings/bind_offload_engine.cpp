@@ -21,19 +21,20 @@ namespace {
 void bind_tensor_spec(py::module_& m) {
   py::class_<TensorSpec>(m, "TensorSpec", "A parameter that an offload engine trains.")
       .def(py::init([](std::string name, const at::Tensor& weight, bool compressed, bool streamed,
-                       bool resident) {
+                       bool resident, bool frozen) {
              return TensorSpec{std::move(name),
                                weight.sizes().vec(),
                                dtype_of_tensor(weight, "weight"),
                                compressed,
                                streamed,
-                               resident};
+                               resident,
+                               frozen};
            }),
            py::arg("name"), py::arg("weight"), py::arg("compressed"), py::arg("streamed") = false,
-           py::arg("resident") = false,
+           py::arg("resident") = false, py::arg("frozen") = false,
            "compressed: its gradient crosses as a core, where chunks are its own. streamed: its "
            "weight is in the store, for a forward to read; chunks must be its own. resident: it "
-           "also stays on the device.");
+           "also stays on the device. frozen: it is streamed and has no states.");
 }
 
 CoreSpill parse_spill(const std::string& name) {
@@ -176,7 +177,8 @@ at::Tensor read_weight(OffloadEngine& engine, int index) {
     engine.read_weight(index, {static_cast<std::byte*>(blocks.data_ptr()), blocks.nbytes()});
   }
   const auto exact = spec.elems() * static_cast<std::int64_t>(size_bytes(spec.dtype));
-  return blocks.narrow(0, 0, exact).view(type_of_dtype(spec.dtype)).view(spec.shape);
+  const at::Tensor weight = blocks.narrow(0, 0, exact).view(type_of_dtype(spec.dtype));
+  return weight.view(spec.shape).clone();  // In memory of exactly its size.
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay).

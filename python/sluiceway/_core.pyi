@@ -477,9 +477,10 @@ class TensorSpec:
         compressed: bool,
         streamed: bool = False,
         resident: bool = False,
+        frozen: bool = False,
     ) -> None:
         """
-        compressed: its gradient crosses as a core, where chunks are its own. streamed: its weight is in the store, for a forward to read; chunks must be its own. resident: it also stays on the device.
+        compressed: its gradient crosses as a core, where chunks are its own. streamed: its weight is in the store, for a forward to read; chunks must be its own. resident: it also stays on the device. frozen: it is streamed and has no states.
         """
 
 class CoreOptions:

@@ -45,13 +45,13 @@ class OffloadPlan(DevicePlan):
         engine = config.engine
         target, away = target_of(engine), ids_in_files(model)
         weights = select_whole("offload", model, target=target, away=away).compressed
-        blocks = []
+        blocks, frozen = [], []
         if engine.weights == "streamed":
             elements = chunk_elements("store", config.store.chunk)
-            away = choose_streamed("offload", model, weights, elements, engine.resident)
+            away, frozen = choose_streamed("offload", model, weights, elements, engine.resident)
             blocks = [of for _, of in away]
-        self._streamed_bytes = sum(w.parameter.nbytes for w in weights if w.away)
-        self._slot_bytes, self._staging_bytes = slots_of(weights, blocks)
+        self._streamed_bytes = sum(w.parameter.nbytes for w in (*weights, *frozen) if w.away)
+        self._slot_bytes, self._staging_bytes = slots_of([*weights, *frozen], blocks)
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
         self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.away)
@@ -69,12 +69,12 @@ class OffloadPlan(DevicePlan):
             engine, gradients, device.link, Rates(device.disk_gbps, device.host_gbps)
         )
         cores = core_options(engine, config.train.seed, choice.spill)
-        self._footprint = self._footprint_of(weights, gradients, cores)
+        self._footprint = self._footprint_of([*weights, *frozen], gradients, cores)
         _, host, _, _ = tier_limits(config.budget)
         if choice.spill == "core" != engine.spill and self._host_bytes_of(self._footprint) > host:
             choice = no_room_for_cores()
             cores = core_options(engine, config.train.seed, choice.spill)
-            self._footprint = self._footprint_of(weights, gradients, cores)
+            self._footprint = self._footprint_of([*weights, *frozen], gradients, cores)
         self._spill = choice.spill
         where = "on disk" if self._on_disk else "in host memory"
         self.figures = {

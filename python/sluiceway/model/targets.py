@@ -32,6 +32,7 @@ class CompressedWeight:
     identity: bool = False  # Embedding or head: its whole gradient crosses.
     streamed: bool = False  # The engine stores its values, for forwards to read;
     resident: bool = False  # they are in the parameter nevertheless.
+    frozen: bool = False  # It is streamed and not trained.
 
     @property
     def away(self) -> bool:

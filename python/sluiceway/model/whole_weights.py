@@ -21,7 +21,7 @@ from sluiceway.model.targets import (
     reasons_against,
 )
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NO_CODEC = "no codec"
 _BATCH = "3-D weights"
 
@@ -106,7 +106,7 @@ def select_whole(
 
 
 def _check(owner: str, name: str, parameter: nn.Parameter, is_away: bool) -> None:
-    if parameter.dtype not in _DTYPES:
+    if parameter.dtype not in DTYPES:
         raise InvalidArgument(
             f"{owner}: {name} is {parameter.dtype}, expected float32, bfloat16 or float16; convert "
             "or freeze it"

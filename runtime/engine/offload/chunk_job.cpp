@@ -142,13 +142,18 @@ std::span<std::byte> ChunkJob::weight_of(const ChunkPiece& piece, DType dtype) c
 
 void ChunkJob::visit(const StateStream::Visit& act, bool writes) {
   for (const ChunkPiece& piece : chunk.pieces) {
-    visit_piece(piece, act, writes);
-    if (writes && form.is_copy()) form.copy_weight(parts, piece);
+    if (form.is_frozen()) {
+      std::vector<float> weight(static_cast<std::size_t>(piece.elems));
+      act(piece, {std::span<float>(), {}, weight});
+      if (writes) form.copy_weight(parts, piece, weight);
+      continue;
+    }
+    form.is_plain() ? act(piece, form.in_place(parts, piece)) : visit_rounded(piece, act, writes);
+    if (writes && form.is_copy()) form.copy_weight(parts, piece, form.masters(parts, piece));
   }
 }
 
-void ChunkJob::visit_piece(const ChunkPiece& piece, const StateStream::Visit& act, bool writes) {
-  if (form.is_plain()) return act(piece, form.in_place(parts, piece));
+void ChunkJob::visit_rounded(const ChunkPiece& piece, const StateStream::Visit& act, bool writes) {
   const auto elems = static_cast<std::size_t>(piece.elems);
   std::vector<float> m(elems), v(elems), master(elems);
   const StateForm::PieceState state{m, v, master};

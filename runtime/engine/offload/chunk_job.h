@@ -58,7 +58,7 @@ struct ChunkJob {
   // Passes every piece's states to `act`, as f32. `writes`: stores what `act` leaves there, rounded
   // to nearest.
   void visit(const StateStream::Visit& act, bool writes);
-  void visit_piece(const ChunkPiece& piece, const StateStream::Visit& act, bool writes);
+  void visit_rounded(const ChunkPiece& piece, const StateStream::Visit& act, bool writes);
 
   // ---- For the pieces that have a gradient ----
   void adam(const StateStream::Types& types);

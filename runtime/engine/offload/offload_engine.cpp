@@ -43,7 +43,7 @@ std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradi
   std::vector<DType> dtypes;
   dtypes.reserve(tensors.size());
   for (const TensorSpec& tensor : tensors) {
-    SLUICEWAY_CHECK(tensor.dtype == DType::kF32 || tensor.dtype == gradient,
+    SLUICEWAY_CHECK(tensor.dtype == DType::kF32 || tensor.dtype == gradient || tensor.frozen,
                     "OffloadEngine: ", tensor.name, " is ", to_string(tensor.dtype),
                     ", but gradients are stored as ", to_string(gradient), ", expected ",
                     to_string(tensor.dtype), "; set gradients=", to_string(tensor.dtype));
@@ -52,11 +52,18 @@ std::vector<DType> dtypes_of(const std::vector<TensorSpec>& tensors, DType gradi
   return dtypes;
 }
 
-std::vector<std::uint8_t> flags_of(const std::vector<TensorSpec>& tensors, const auto& is_set) {
-  std::vector<std::uint8_t> flags;
-  flags.reserve(tensors.size());
-  for (const TensorSpec& tensor : tensors) flags.push_back(is_set(tensor) ? 1 : 0);
-  return flags;
+std::vector<Streamed> streamed_of(const std::vector<TensorSpec>& tensors) {
+  std::vector<Streamed> streamed;
+  streamed.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) streamed.push_back(tensor.how_streamed());
+  return streamed;
+}
+
+std::vector<std::uint8_t> away_of(const std::vector<TensorSpec>& tensors) {
+  std::vector<std::uint8_t> away;
+  away.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) away.push_back(tensor.is_away() ? 1 : 0);
+  return away;
 }
 
 std::vector<std::uint64_t> names_of(const std::vector<TensorSpec>& tensors) {
@@ -73,8 +80,8 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       weight_dtypes_(dtypes_of(tensors_, options_.gradient)),
-      streamed_(flags_of(tensors_, [](const TensorSpec& tensor) { return tensor.streamed; })),
-      away_(flags_of(tensors_, [](const TensorSpec& tensor) { return tensor.is_away(); })),
+      streamed_(streamed_of(tensors_)),
+      away_(away_of(tensors_)),
       names_(names_of(tensors_)),
       plan_(elems_of(tensors_), options_.chunk_elems),
       groups_(plan_, static_cast<int>(tensors_.size())),
@@ -178,6 +185,11 @@ void OffloadEngine::check_begun(const char* caller) const {
       is_new_ ? "is empty; call begin() first" : "has not been read; call resume() first");
 }
 
+void OffloadEngine::check_trained(const char* caller, int index) const {
+  SLUICEWAY_CHECK(!tensor(index).frozen, "OffloadEngine: ", caller, " of ", tensor(index).name,
+                  ", which is frozen and has no states, expected one that is trained");
+}
+
 // ---- Before the first step ----------------------------------------------------------------------
 
 void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute,
@@ -267,6 +279,7 @@ void OffloadEngine::add_gradient(int index, const AnyMatrix& g,
                                  const std::shared_ptr<const void>& keep, StreamRef compute) {
   check_stream("a gradient is", compute);
   check_begun("add_gradient");
+  check_trained("add_gradient", index);
   const bool half = g.dtype != DType::kF32;
   check_tensor(index, g, "gradient", half ? options_.gradient : DType::kF32);
   if (uncommitted_ && !in_place()) commit();  // Before an extent that it read is written again.

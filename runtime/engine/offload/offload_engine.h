@@ -145,7 +145,7 @@ class OffloadEngine final : public GatedEngine {
   void synchronize() override;
 
   // ---- Streamed weights (weight_fetch.h) ----
-  bool is_streamed(int index) const { return streamed_.at(at(index)) != 0; }
+  bool is_streamed(int index) const { return tensors_.at(at(index)).streamed; }
   bool is_away(int index) const { return away_.at(at(index)) != 0; }
   // Call once, before the first fetch(). `blocks`: numbers of their streamed tensors. Those that
   // are away are in one.
@@ -195,6 +195,7 @@ class OffloadEngine final : public GatedEngine {
   void check_weights(const char* caller, std::span<const AnyMatrix> weights, bool away) const;
   void check_request(const OffloadRequest& request) const;
   void check_begun(const char* caller) const;
+  void check_trained(const char* caller, int index) const;
   void check_stream(const char* what, StreamRef compute) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
   void take_over();  // Takes the counts of the last commit.
@@ -216,8 +217,8 @@ class OffloadEngine final : public GatedEngine {
   OffloadOptions options_;
   std::vector<TensorSpec> tensors_;
   std::vector<DType> weight_dtypes_;
-  std::vector<std::uint8_t> streamed_;  // By tensor: 1 if its weight is in the store,
-  std::vector<std::uint8_t> away_;      // and 1 if it is only there.
+  std::vector<Streamed> streamed_;
+  std::vector<std::uint8_t> away_;  // By tensor: 1 if its weight is only in the store.
   std::vector<std::uint64_t> names_;    // Keys of noise, one per tensor.
   ChunkPlan plan_;
   ChunkGroups groups_;

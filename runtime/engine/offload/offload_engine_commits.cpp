@@ -97,6 +97,7 @@ Version OffloadEngine::written_version() {
 
 void OffloadEngine::read_state(int index, const TensorState& into) {
   check_begun("read_state");
+  check_trained("read_state", index);
   synchronize();
   const Version version = written_version();
   for (const int chunk : plan_.of_tensor(index)) {
@@ -113,6 +114,7 @@ void OffloadEngine::read_state(int index, const TensorState& into) {
 
 void OffloadEngine::write_state(int index, const TensorState& from, std::int64_t steps) {
   check_begun("write_state");
+  check_trained("write_state", index);
   SLUICEWAY_CHECK(!has_gradient(), "OffloadEngine: write_state() of ", tensor(index).name,
                   " while gradients are gathered; call step() or drop() first");
   SLUICEWAY_CHECK(steps >= 0, "OffloadEngine: write_state() got ", steps, " steps of ",

@@ -53,11 +53,12 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
                device, codec] = request;
   std::vector<std::int64_t> elems;
   std::vector<DType> dtypes;
-  std::vector<std::uint8_t> streamed, away;
+  std::vector<Streamed> streamed;
+  std::vector<std::uint8_t> away;
   for (const TensorSpec& tensor : tensors) {
     elems.push_back(tensor.elems());
     dtypes.push_back(tensor.dtype);
-    streamed.push_back(tensor.streamed ? 1 : 0);
+    streamed.push_back(tensor.how_streamed());
     away.push_back(tensor.is_away() ? 1 : 0);
   }
   const ChunkPlan plan(elems, chunk_elems);
@@ -73,6 +74,7 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
   std::uint64_t states = 0, copied = 0, reread = 0;
   for (const PlannedChunk& chunk : plan.chunks()) {
     const StateForm form(codec, chunk, dtypes, streamed);
+    if (form.is_frozen()) continue;
     if (form.is_copy()) copied += form.weight_bytes();
     states += form.bytes() - (form.is_copy() ? form.weight_bytes() : 0);
   }
@@ -88,7 +90,7 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
   return {ring + GradientSpill::shared_bytes(plan, gradient) + landing,
           layout.drives.front().bytes,
           ChunkStore::table_bytes(layout),
-          plan.stored_elems(),
+          static_cast<std::int64_t>(StatePlaces(plan, codec, dtypes, streamed).all().elems),
           states,
           copied,
           compressed,

@@ -35,18 +35,19 @@ std::string_view to_string(StateCodec codec) noexcept {
 }
 
 StateForm::StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<const DType> weights,
-                     std::span<const std::uint8_t> streamed)
+                     std::span<const Streamed> streamed)
     : codec_(codec),
       elems_(static_cast<std::size_t>(chunk.stored_elems)),
       weights_(weights),
       widest_(0) {
   for (const ChunkPiece& piece : chunk.pieces) {
     const auto tensor = static_cast<std::size_t>(piece.tensor);
-    if (!streamed.empty() && streamed[tensor] != 0) {
+    if (!streamed.empty() && streamed[tensor] != Streamed::kNo) {
       SLUICEWAY_CHECK(chunk.pieces.size() == 1, "StateForm: the streamed tensor ", tensor,
                       " shares its chunk with ", chunk.pieces.size() - 1,
                       " others, expected chunks of its own; use smaller chunks");
       streamed_ = weights_[tensor];
+      is_frozen_ = streamed[tensor] == Streamed::kFrozen;
     }
     widest_ = std::max(widest_, master_width(is_narrow(piece)));
   }
@@ -80,7 +81,7 @@ std::size_t StateForm::part_bytes() const noexcept {
 }
 
 std::size_t StateForm::weight_bytes() const noexcept {
-  if (!streamed_ || (is_plain() && *streamed_ == DType::kF32)) return 0;
+  if (!streamed_ || (is_plain() && !is_frozen_ && *streamed_ == DType::kF32)) return 0;
   return elems_ * size_bytes(*streamed_);
 }
 
@@ -116,15 +117,16 @@ std::span<float> StateForm::masters(const Parts& parts, const ChunkPiece& piece)
 
 std::span<std::byte> StateForm::weight(const Parts& parts, const ChunkPiece& piece) const {
   const auto elems = static_cast<std::size_t>(piece.elems);
-  if (is_copy()) return parts[kWeight].first(elems * size_bytes(*streamed_));
+  if (is_copy() || is_frozen_) return parts[kWeight].first(elems * size_bytes(*streamed_));
   if (!is_narrow(piece)) return std::as_writable_bytes(masters(parts, piece));
   return std::as_writable_bytes(master_of<bf16>(parts, piece, 0, elems));
 }
 
-void StateForm::copy_weight(const Parts& parts, const ChunkPiece& piece) const {
+void StateForm::copy_weight(const Parts& parts, const ChunkPiece& piece,
+                            std::span<const float> master) const {
   with_type(*streamed_, [&](auto type) {
     using T = decltype(type);
-    std::ranges::transform(masters(parts, piece), elements<T>(weight(parts, piece)).begin(),
+    std::ranges::transform(master, elements<T>(weight(parts, piece)).begin(),
                            [](float value) { return from_float<T>(value); });
   });
   clear_end(parts, piece);

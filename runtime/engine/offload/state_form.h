@@ -16,8 +16,10 @@
 //
 //   codec, weight                        the part of the weight
 //   fp32, f32                            kMaster: the master is the weight
-//   bf16 or 8bit, f32 or bf16            kWeight: has what the master holds of the weight, moved
-//   there any other                            kWeight: has a copy that follows the master
+//   bf16 or 8bit, f32 or bf16            kWeight: what the master holds of the weight moves there
+//   any other                            kWeight: a copy that follows the master
+//
+// A frozen tensor has kWeight and no states.
 //
 // Lifetime:      the lists outlive the form.
 // Thread safety: a value that does not change; two threads may work on two pieces of a chunk.
@@ -43,6 +45,9 @@ enum class StateCodec : std::uint8_t { kFp32, kBf16, k8Bit };
 
 std::string_view to_string(StateCodec codec) noexcept;
 
+// Whether a tensor's weight is stored for a forward to read.
+enum class Streamed : std::uint8_t { kNo, kTrained, kFrozen };
+
 enum class StateSet : std::uint8_t { kNone, kWeights, kAll };  // kWeights: what they are made of.
 
 inline constexpr int kStateStreams = 3;  // exp_avg, exp_avg_sq and master.
@@ -56,17 +61,16 @@ class StateForm {
   // The memory of each part; empty where a part is not there.
   using Parts = std::array<std::span<std::byte>, kStateStreams + 1>;
 
-  // `weights`: one per tensor, types that the model computes with. `streamed`: one per tensor, 1 if
-  // its weight is stored for a forward to read; empty: none is. InvalidArgument: a streamed tensor
-  // shares this chunk.
+  // `weights`: one per tensor, types that the model computes with. `streamed`: one per tensor;
+  // empty: none is. InvalidArgument: a streamed tensor shares this chunk.
   StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<const DType> weights,
-            std::span<const std::uint8_t> streamed = {});
+            std::span<const Streamed> streamed = {});
 
   // Returns the chunks of states in the store for a chunk of any form; kWeight is none of them.
   static constexpr std::size_t parts(StateCodec codec) noexcept {
     return codec == StateCodec::kFp32 ? kStateStreams : 1;
   }
-  std::size_t parts() const noexcept { return parts(codec_); }
+  std::size_t parts() const noexcept { return is_frozen_ ? 0 : parts(codec_); }
   std::size_t part_bytes() const noexcept;    // Whole blocks.
   std::size_t weight_bytes() const noexcept;  // Of kWeight, whole blocks; 0: there is none.
   std::size_t bytes() const noexcept { return parts() * part_bytes() + weight_bytes(); }
@@ -86,12 +90,14 @@ class StateForm {
 
   // ---- A streamed weight ----
   bool is_streamed() const noexcept { return streamed_.has_value(); }
+  bool is_frozen() const noexcept { return is_frozen_; }
   // Returns the part that has it, and nothing else.
   std::size_t weight_part() const noexcept { return weight_bytes() > 0 ? kWeight : kMaster; }
   // Whether that part is a copy, which an update writes and does not read.
-  bool is_copy() const noexcept { return is_streamed() && !holds(*streamed_); }
-  // Makes the copy of a piece from its master.
-  void copy_weight(const Parts& parts, const ChunkPiece& piece) const;
+  bool is_copy() const noexcept { return is_streamed() && !is_frozen_ && !holds(*streamed_); }
+  // Makes kWeight of a piece from its master.
+  void copy_weight(const Parts& parts, const ChunkPiece& piece,
+                   std::span<const float> master) const;
   // Clears what a copy has behind its piece, which is stored too.
   void clear_end(const Parts& parts, const ChunkPiece& piece) const;
 
@@ -130,6 +136,7 @@ class StateForm {
   std::size_t elems_;  // Stored ones.
   std::span<const DType> weights_;
   std::optional<DType> streamed_;  // The type of the weight, if it is streamed.
+  bool is_frozen_ = false;
   std::size_t widest_;  // Bytes of an element of the widest master, without what is in kWeight.
 };
 

@@ -18,7 +18,7 @@ Json catalogue_of(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
   Json rows = Json::array();
   for (const TensorSpec& tensor : tensors) {
     rows.push_back({tensor.name, tensor.shape, to_string(tensor.dtype)});
-    if (tensor.streamed) rows.back().push_back("streamed");
+    if (tensor.streamed) rows.back().push_back(tensor.frozen ? "frozen" : "streamed");
   }
   Json catalogue{{"format", 1},
                  {"engine", "offload"},

@@ -31,8 +31,12 @@ struct TensorSpec {
   bool compressed = false;    // Its gradient crosses as a core; only for matrices.
   bool streamed = false;      // Its weight is in the store, for a forward to read.
   bool resident = false;      // Nevertheless it also stays on the device.
+  bool frozen = false;        // It is streamed, has no states, and gets no gradient.
 
   bool is_away() const noexcept { return streamed && !resident; }
+  Streamed how_streamed() const noexcept {
+    return !streamed ? Streamed::kNo : frozen ? Streamed::kFrozen : Streamed::kTrained;
+  }
 
   std::int64_t elems() const noexcept;
   std::int64_t rows() const noexcept { return shape.size() == 2 ? shape[0] : 1; }

@@ -49,37 +49,26 @@ void wait_for(const Start& start) {
 
 std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, const Types& types,
                                              std::uint32_t slots, std::uint32_t micro_batches) {
-  std::uint64_t all = 0, widest = 0, all_weights = 0, widest_weight = 0, weights = 0;
-  for (const PlannedChunk& chunk : plan.chunks()) {
-    const StateForm form(types.codec, chunk, types.weights, types.streamed);
-    all += form.bytes() - form.weight_bytes();
-    widest = std::max<std::uint64_t>(widest, form.part_bytes());
-    all_weights += form.weight_bytes();
-    widest_weight = std::max<std::uint64_t>(widest_weight, form.weight_bytes());
-    if (form.weight_bytes() > 0) ++weights;
-  }
+  const StatePlaces places(plan, types.codec, types.weights, types.streamed);
+  const ChunkPlaces& all = places.all();
   const std::size_t width = size_bytes(types.gradient);
-  std::vector<RegionSpec> of_weights;
-  if (weights > 0 && slots == 1) of_weights = {{RegionKind::kWeights, all_weights, 1, slots}};
-  if (weights > 0 && slots > 1) {
-    of_weights = {{RegionKind::kWeights, widest_weight, weights, slots}};
-  }
-  const auto with_weights = [&](std::vector<RegionSpec> regions) {
-    regions.insert(regions.end(), of_weights.begin(), of_weights.end());
-    return regions;
-  };
+  std::vector<RegionSpec> regions;
   if (slots == 1) {
-    const auto elems = static_cast<std::uint64_t>(plan.stored_elems());
-    return with_weights({{RegionKind::kState, all, 1, slots},
-                         {RegionKind::kGradient, elems * width, 1, micro_batches}});
+    regions = {{RegionKind::kState, all.state_bytes, 1, slots},
+               {RegionKind::kGradient, all.elems * width, 1, micro_batches}};
+    if (all.weight > 0) regions.push_back({RegionKind::kWeights, all.weight_bytes, 1, slots});
+    return regions;
   }
-  const std::uint64_t chunks = plan.chunks().size();
-  const auto elems = static_cast<std::uint64_t>(plan.chunk_elems());
-  const std::size_t parts = StateForm::parts(types.codec);
+  const auto chunk = static_cast<std::uint64_t>(plan.chunk_elems());
   // As in stores of earlier versions: room for a full chunk, even if no chunk is full.
-  if (types.codec == StateCodec::kFp32) widest = elems * sizeof(float);
-  return with_weights({{RegionKind::kState, widest, parts * chunks, slots},
-                       {RegionKind::kGradient, elems * width, chunks, micro_batches}});
+  const bool is_plain = types.codec == StateCodec::kFp32;
+  const std::uint64_t part = is_plain ? chunk * sizeof(float) : places.widest_part();
+  regions = {{RegionKind::kState, part, StateForm::parts(types.codec) * all.trained, slots},
+             {RegionKind::kGradient, chunk * width, all.trained, micro_batches}};
+  if (all.weight > 0) {
+    regions.push_back({RegionKind::kWeights, places.widest_weight(), all.weight, slots});
+  }
+  return regions;
 }
 
 std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int extents) {
@@ -95,22 +84,14 @@ std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int exte
 
 StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes,
                          Types types)
-    : store_(store), ring_(ring), plan_(plan), lanes_(lanes), types_(types) {
+    : store_(store),
+      ring_(ring),
+      plan_(plan),
+      lanes_(lanes),
+      types_(types),
+      places_(plan, types.codec, types.weights, types.streamed) {
   SLUICEWAY_CHECK(!types.in_place || !store.memory({kStateRegion, 0}, 0).empty(),
                   "StateStream: in place needs a store in host memory");
-  std::size_t first = 0, first_state = 0, first_weight = 0;
-  std::uint64_t weights = 0;
-  for (const PlannedChunk& chunk : plan.chunks()) {
-    const StateForm form(types.codec, chunk, types.weights, types.streamed);
-    first_.push_back(first);
-    first_state_.push_back(first_state);
-    first_weight_.push_back(first_weight);
-    weights_.push_back(weights);
-    first += static_cast<std::size_t>(chunk.stored_elems);
-    first_state += form.bytes() - form.weight_bytes();
-    first_weight += form.weight_bytes();
-    if (form.weight_bytes() > 0) ++weights;
-  }
   SLUICEWAY_CHECK(types.codec == StateCodec::kFp32 || types.names.size() == types.weights.size(),
                   "StateStream: ", types.names.size(), " names, expected ", types.weights.size(),
                   ", one per tensor");
@@ -141,19 +122,19 @@ StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update, StateSe
 }
 
 std::span<std::byte> StateStream::state_memory(int chunk, const StateForm& form, std::size_t part) {
-  const auto number = static_cast<std::size_t>(chunk);
+  const ChunkPlaces& place = places_.of(chunk);
   const std::size_t bytes = form.bytes_of(part);
   if (part == StateForm::kWeight) {
-    return store_.memory({kWeightRegion, 0}, 0).subspan(first_weight_.at(number), bytes);
+    return store_.memory({kWeightRegion, 0}, 0).subspan(place.weight_bytes, bytes);
   }
-  return store_.memory({kStateRegion, 0}, 0).subspan(first_state_.at(number) + part * bytes, bytes);
+  return store_.memory({kStateRegion, 0}, 0).subspan(place.state_bytes + part * bytes, bytes);
 }
 
 std::span<std::byte> StateStream::extent_memory(int chunk, int slot) {
   const auto c = static_cast<std::size_t>(chunk);
   const std::size_t width = size_bytes(types_.gradient);
   return store_.memory({kGradientRegion, 0}, static_cast<std::uint64_t>(slot))
-      .subspan(first_.at(c) * width,
+      .subspan(places_.of(chunk).elems * width,
                static_cast<std::size_t>(plan_.chunks()[c].stored_elems) * width);
 }
 
@@ -163,14 +144,14 @@ void StateStream::write_extent(int chunk, int slot, std::span<const std::byte> f
     std::ranges::copy(from, extent_memory(chunk, slot).begin());
     return done(nullptr);
   }
-  store_.write_extent({kGradientRegion, static_cast<std::uint64_t>(chunk)},
-                      static_cast<std::uint64_t>(slot), from, std::move(done));
+  store_.write_extent(extent_chunk(chunk), static_cast<std::uint64_t>(slot), from,
+                      std::move(done));
 }
 
-ChunkId StateStream::state_chunk(int chunk, std::size_t part) const noexcept {
-  const auto number = static_cast<std::size_t>(chunk);
-  if (part == StateForm::kWeight) return {kWeightRegion, weights_[number]};
-  return {kStateRegion, StateForm::parts(types_.codec) * number + part};
+ChunkId StateStream::state_chunk(int chunk, std::size_t part) const {
+  const ChunkPlaces& place = places_.of(chunk);
+  if (part == StateForm::kWeight) return {kWeightRegion, place.weight};
+  return {kStateRegion, StateForm::parts(types_.codec) * place.trained + part};
 }
 
 // ---- Streamed weights ---------------------------------------------------------------------------
@@ -360,7 +341,6 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
                        [&](std::size_t part) { return job->is_fetched(part); });
   const auto all =
       std::make_shared<Countdown>(static_cast<int>(parts.size() + extents), std::move(done));
-  const auto chunk = static_cast<std::uint64_t>(job->index);
   for (const std::size_t part : parts) {
     begin(all, job, [&](ChunkStore::Done ended) {
       const ChunkId id = state_chunk(job->index, part);
@@ -369,7 +349,7 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
   }
   for (std::size_t i = 0; i < extents; ++i) {
     begin(all, job, [&](ChunkStore::Done ended) {
-      store_.read_extent({kGradientRegion, chunk}, i, job->gradients[i], std::move(ended));
+      store_.read_extent(extent_chunk(job->index), i, job->gradients[i], std::move(ended));
     });
   }
 }
@@ -378,7 +358,6 @@ void StateStream::store(const JobPtr& job, HopDone done) {
   const int spilled = job->update.spills ? 1 : 0;
   const auto all = std::make_shared<Countdown>(static_cast<int>(job->travelling.size()) + spilled,
                                                std::move(done));
-  const auto chunk = static_cast<std::uint64_t>(job->index);
   for (const std::size_t part : job->travelling) {
     begin(all, job, [&](ChunkStore::Done ended) {
       store_.write(state_chunk(job->index, part), job->parts[part], std::move(ended));
@@ -386,7 +365,7 @@ void StateStream::store(const JobPtr& job, HopDone done) {
   }
   if (spilled == 0) return;
   begin(all, job, [&](ChunkStore::Done ended) {
-    store_.write_extent({kGradientRegion, chunk}, 0, job->gradients.front(), std::move(ended));
+    store_.write_extent(extent_chunk(job->index), 0, job->gradients.front(), std::move(ended));
   });
 }
 

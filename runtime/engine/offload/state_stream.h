@@ -46,6 +46,7 @@
 #include "kernels/overflow_scan.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/state_form.h"
+#include "runtime/engine/offload/state_places.h"
 #include "runtime/memory/pinned_pool.h"
 #include "runtime/schedule/hop.h"
 #include "runtime/store/chunk_store.h"
@@ -92,7 +93,7 @@ class StateStream {
     StateCodec codec = StateCodec::kFp32;
     std::uint64_t seed = 0;                       // Of the noise that rounds states,
     std::span<const std::uint64_t> names = {};    // with one key per tensor; kFp32 has none.
-    std::span<const std::uint8_t> streamed = {};  // One per tensor, 1 if it is; empty: none is.
+    std::span<const Streamed> streamed = {};    // One per tensor; empty: none is.
 
     // Only the ring is page-locked, so that a copy to a card runs beside other work.
     bool copies_masters() const noexcept { return in_place && on_card; }
@@ -162,7 +163,8 @@ class StateStream {
   // Memory of a chunk of a run that is changed in place.
   std::span<std::byte> state_memory(int chunk, const StateForm& form, std::size_t part);
   std::span<std::byte> extent_memory(int chunk, int slot);
-  ChunkId state_chunk(int chunk, std::size_t part) const noexcept;
+  ChunkId state_chunk(int chunk, std::size_t part) const;
+  ChunkId extent_chunk(int chunk) const { return {kGradientRegion, places_.of(chunk).trained}; }
   Version version_of(ChunkId id, Version version) const;
   void take_room(ChunkJob& job);
   void fetch(const JobPtr& job, HopDone done);
@@ -175,10 +177,7 @@ class StateStream {
   const ChunkPlan& plan_;
   Lanes lanes_;
   Types types_;
-  std::vector<std::size_t> first_;         // By chunk: elements of all earlier ones,
-  std::vector<std::size_t> first_state_;   // the bytes of their states,
-  std::vector<std::size_t> first_weight_;  // the bytes of their kWeight,
-  std::vector<std::uint64_t> weights_;     // and how many of them have one.
+  StatePlaces places_;
 };
 
 }  // namespace sluiceway

@@ -99,7 +99,7 @@ int WeightFetch::first_use(Phase phase, int block) const {
 
 std::vector<const void*> WeightFetch::acquire(Phase phase, int block, StreamRef compute) {
   const int first = first_use(phase, block);
-  if (phase == Phase::kForward && turned_) finish();
+  if (phase == Phase::kForward && turned_ && held_ == 0) finish();
   begin();
   turned_ = turned_ || phase == Phase::kBackward;
   std::vector<const void*> weights;
@@ -114,6 +114,7 @@ std::vector<const void*> WeightFetch::acquire(Phase phase, int block, StreamRef 
     }
     throw;
   }
+  ++held_;
   return weights;
 }
 
@@ -122,6 +123,7 @@ void WeightFetch::release(Phase phase, int block, StreamRef compute) {
   for (std::size_t i = 0; i < tensors_of(block).size(); ++i) {
     ring_.release(first + static_cast<int>(i), 0, compute);
   }
+  --held_;
 }
 
 void WeightFetch::begin() {

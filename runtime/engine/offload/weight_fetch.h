@@ -8,8 +8,8 @@
 // A block's weights arrive in slots of a direct ring (weight_ring.h) while earlier blocks compute,
 // `ahead` blocks before their turn. Other orders work and are slower: a forward without a backward,
 // a block that is skipped or run twice. begin() starts a pass, and the first acquire() does so if
-// nobody else has; so does a forward after a backward. Between finish() and the next pass nothing
-// is read, since a step then changes weights.
+// nobody else has; so does a forward after a backward, while no block is acquired. Between finish()
+// and the next pass nothing is read, since a step then changes weights.
 //
 // Thread safety: one thread at a time calls.
 // Lifetime:      what `reader` uses, and every stream passed in, outlive it; its destructor waits
@@ -75,6 +75,7 @@ class WeightFetch final : private WeightSource {
   std::vector<int> first_;  // By block: its first use in a forward; and the count of all.
   bool in_pass_ = false;
   bool turned_ = false;  // The backward of this pass has begun.
+  int held_ = 0;         // Blocks that are acquired.
   WeightRing ring_;
 };
 

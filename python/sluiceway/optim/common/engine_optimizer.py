@@ -6,7 +6,7 @@ import copy
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -18,7 +18,7 @@ from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import device_ops
-from sluiceway.model.targets import Selection
+from sluiceway.model.targets import CompressedWeight, Selection
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.common.checks import WeightWatch, refuse_split_model, refuse_split_since
 from sluiceway.optim.common.clipping import check_clipping, norm_and_factor, split_parameters
@@ -71,6 +71,7 @@ class EngineOptimizer(StateHooks, ABC):
 
     engine: Any
     _reads_files = False  # The values of parameters may be in the files of a model's folder.
+    _frozen: Sequence[CompressedWeight] = ()  # Weights that the engine has and does not train.
     _owner: str
     _ownership: ModelOwnership | None = None  # None until the constructor has succeeded.
     _states: EngineStates | None = None
@@ -108,7 +109,7 @@ class EngineOptimizer(StateHooks, ABC):
         self.device.count_allocations()
         self.engine = self._make_engine(model)
         super().__init__(groups, adam)
-        away = [w.parameter for w in self.weights if w.away]
+        away = [w.parameter for w in (*self.weights, *self._frozen) if w.away]
         self._clock = StepClock(self.engine, self.device, parameter_bytes(model, away))
         self.engine.trace.enable(options.trace is not None, os.fspath(options.trace or ""))
         self._progress = StepProgress()

@@ -200,6 +200,14 @@ def reshaped(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.ops.aten._unsafe_view(tensor, shape)
 
 
+# 16. Variable._execution_engine.is_checkpoint_valid(), which reentrant checkpointing uses too
+# For:     a backward that runs inside of a node, with other leaves than the outer one.
+# Without: torch.autograd.grad() would train weights that it was not asked for.
+def may_run_backward_inside() -> bool:
+    """Return whether the running backward reaches all leaves, as another inside of it would."""
+    return torch.autograd.Variable._execution_engine.is_checkpoint_valid()
+
+
 # Names of attributes and functions that read the gradient, the shape or the like of a tensor, but
 # no value, so that they need wait for nothing.
 _ATTRIBUTES_THAT_LOOK = (

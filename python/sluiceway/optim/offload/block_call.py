@@ -17,10 +17,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.random_state import RandomState
-
-_CACHES = ("past_key_values", "past_key_value", "layer_past")  # Names that transformers uses.
 
 
 class BlockCall:
@@ -28,26 +27,30 @@ class BlockCall:
 
     Parameters
     ----------
+    owner : str
+        The optimizer's name, for errors.
     forward : callable
         The block's own forward.
     arguments, named
-        What it was called with. A cache of keys and values is left out, since a repetition would
-        add to it again.
+        What it was called with.
     held : callable
         Returns a context in which the block's weights are there; gets whether it is a backward.
+    apart : callable
+        Returns a copy of a tensor that lies in the weights' memory.
     """
 
     def __init__(
         self,
+        owner: str,
         forward: Callable[..., Any],
         arguments: tuple[Any, ...],
         named: dict[str, Any],
         held: Callable[[bool], AbstractContextManager[None]],
+        apart: Callable[[Any], Any],
     ) -> None:
-        self._forward, self.held = forward, held
-        named = {**named, **{key: None for key in _CACHES if key in named}}
-        if "use_cache" in named:
-            named["use_cache"] = False
+        self.owner, self.held = owner, held
+        self._forward, self._apart = forward, apart
+        self._first: Any = (arguments, named)  # Containers as the caller has them.
         leaves, self._tree = tree_flatten((arguments, named))
         self._inputs, self._others = _split(leaves)
         self._random = RandomState.now()
@@ -73,9 +76,17 @@ class BlockCall:
             return False
         return torch_private.backward_reaches(node)
 
+    def first(self) -> list[torch.Tensor]:
+        """Call the block with what the caller has given, and return the tensors of its result."""
+        given, self._first = self._first, None
+        return [self._apart(tensor) for tensor in self._run(given)]
+
     def run(self, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Call the block, whose weights are there, and return the tensors of its result."""
-        arguments, named = tree_unflatten(_joined(inputs, self._others), self._tree)
+        """Call the block again, with other tensors in place of its arguments'."""
+        return self._run(tree_unflatten(_joined(inputs, self._others), self._tree))
+
+    def _run(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[torch.Tensor]:
+        arguments, named = given
         with self._autocast():
             leaves, tree = tree_flatten(self._forward(*arguments, **named))
         tensors, others = _split(leaves)
@@ -113,13 +124,19 @@ class _Repeated(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
         with call.held(False):
-            outputs = call.run(inputs)
+            outputs = call.first()
         ctx.mark_non_differentiable(*[t for t in outputs if not _has_gradient(t)])
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if not torch_private.may_run_backward_inside():
+            raise InvalidArgument(
+                f"{ctx.call.owner}: torch.autograd.grad() and backward(inputs=...) do not go "
+                "through blocks whose weights are streamed; call loss.backward(), or train with "
+                "weights='resident'"
+            )
         needs = ctx.needs_input_grad[2:]
         inputs = [
             t.detach().requires_grad_(needed)
@@ -155,14 +172,14 @@ def _autocast_now(inputs: list[torch.Tensor]) -> Callable[[], AbstractContextMan
     """
     kinds = sorted({"cpu", *(t.device.type for t in inputs)})
     settings = [
-        (kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)
+        (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds
     ]
 
     @contextmanager
     def context() -> Iterator[None]:
         with ExitStack() as stack:
-            for kind, dtype in settings:
-                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+            for kind, dtype, enabled in settings:
+                stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
             yield
 
     return context

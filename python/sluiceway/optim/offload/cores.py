@@ -38,12 +38,14 @@ def core_options(options: OffloadOptions, seed: int, spill: str = "gradient") ->
 def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:
     """Describe each weight for the compiled module.
 
-    Of each its name, shape and dtype, whether its gradient may cross as a core, and whether its
-    weight is stored, and stays on the device.
+    Of each its name, shape and dtype, whether its gradient may cross as a core, whether its weight
+    is stored, whether it stays on the device, and whether it is frozen.
     """
     with torch_private.asking_no_class():
         return [
-            _core.TensorSpec(w.name, w.parameter.detach(), not w.identity, w.streamed, w.resident)
+            _core.TensorSpec(
+                w.name, w.parameter.detach(), not w.identity, w.streamed, w.resident, w.frozen
+            )
             for w in weights
         ]
 

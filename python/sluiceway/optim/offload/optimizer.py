@@ -7,7 +7,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from sluiceway.model.weight_stream import save_streamed
 from sluiceway.model.whole_weights import select_whole
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.engine_optimizer import EngineOptimizer
+from sluiceway.optim.common.engine_weights import EngineWeights
 from sluiceway.optim.common.state import STATE_KEY, frame_of
 from sluiceway.optim.offload.arguments import (
     OffloadArguments,
@@ -135,7 +136,8 @@ class OffloadAdamW(EngineOptimizer):
         if not self._held:
             note_run(self)
             first_value = None if self._blocks is None else self._blocks.first_value
-            self.engine.begin(self.of_engine.tensors(), self.device.compute(), first_value)
+            tensors = self.tensors_of_engine(self.of_engine.tensors())
+            self.engine.begin(tensors, self.device.compute(), first_value)
             if self._blocks is not None:
                 self._blocks.start()
 
@@ -152,23 +154,24 @@ class OffloadAdamW(EngineOptimizer):
         target, away = target_of(self.options), ids_in_files(model)
         selection = select_whole(self._owner, model, wanted, target, away)
         self._why_whole = selection.why_ordinary
-        self._streamed = []
+        self._streamed, self._frozen = [], []
         if self.options.weights == "streamed":
             elements = chunk_elements(self._owner, self.options.chunk)
-            self._streamed = choose_streamed(
+            self._streamed, self._frozen = choose_streamed(
                 self._owner, model, selection.compressed, elements, self.options.resident
             )
         return selection
 
     def _make_engine(self, model: nn.Module) -> HeldEngine:
         compute = self.device.compute()
-        made, self.spill = open_engine(self._owner, model, self.weights, self.options, compute)
+        weights = [*self.weights, *self._frozen]
+        made, self.spill = open_engine(self._owner, model, weights, self.options, compute)
         engine = HeldEngine(self._owner, made)
         _, self._held = engine.generations[0]  # Steps of a store that was not resumed yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
         self._blocks = None
         if self._streamed:
-            of = (self._owner, engine, self.device, self.weights, self._streamed)
+            of = (self._owner, engine, self.device, weights, self._streamed)
             self._blocks = StreamedBlocks(*of)
         self._backwards = 0  # Number of backwards in the step being gathered.
         self._speculates = resolve_policy(self.options) == "speculative"
@@ -184,18 +187,30 @@ class OffloadAdamW(EngineOptimizer):
             undo.callback(self._blocks.give_back)
         return undo
 
+    def tensors_of_engine(self, trained: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return all tensors of the engine: after those that it trains, those that are frozen."""
+        return [*trained, *EngineWeights(self._frozen).tensors()]
+
+    def _hypers_of_engine(self) -> list[tuple[float, ...]]:
+        return [*self._hypers(), *[(0.0,) * 5] * len(self._frozen)]
+
+    def _between_turns(self) -> AbstractContextManager[Any]:
+        """Wait for a block that another thread runs, and let none run in the block."""
+        return nullcontext() if self._blocks is None else self._blocks.lock
+
     def weight_here(self, weight: int) -> nn.Parameter:
         """Return a parameter whose own memory has its present value."""
         parameter = self.weights[weight].parameter
         if self.weights[weight].away and self._blocks.started:
-            self._blocks.refresh(parameter)
+            self._blocks.between.refresh(parameter)
         return parameter
 
     def _take_over(self) -> None:
         """Take over weights that other code has changed since the last step."""
         self._edited.take_over()
         if self._blocks is not None:
-            self._blocks.take_over()
+            with self._between_turns():
+                self._blocks.between.take_over()
 
     # ---- Resuming from a store ----
 
@@ -235,7 +250,7 @@ class OffloadAdamW(EngineOptimizer):
         self._held = 0
         self._edited.settle()
         if self._blocks is not None:
-            self._blocks.forget()
+            self._blocks.between.forget()
             self._blocks.start()
 
     def _check_loaded(self) -> None:
@@ -287,13 +302,22 @@ class OffloadAdamW(EngineOptimizer):
 
     # ---- Calls from the model's hooks ----
 
+    def before_forward(self, training: bool) -> None:
+        """Take over streamed weights that other code has changed, beside what every engine does."""
+        super().before_forward(training)
+        if self._blocks is not None and not self._in_flight.forked():
+            with self._between_turns():
+                self._blocks.between.take_over()
+
     def begin_backward(self) -> None:
         """Begin a backward, after taking over weights that other code has changed."""
         super().begin_backward()
         if not self.engine.has_gradient():
             self._take_over()
             if self._speculates:
-                self.engine.expect(self._hypers(), self._shared_factor / self.loss_scale.value)
+                self.engine.expect(
+                    self._hypers_of_engine(), self._shared_factor / self.loss_scale.value
+                )
         self._backwards += 1
 
     def add_gradient(self, weight: int, gradient: torch.Tensor) -> None:
@@ -348,18 +372,21 @@ class OffloadAdamW(EngineOptimizer):
             for own in own_factors or [1.0]:
                 self._refuse_guessed_clip(factor / unscale * own)
         self._take_over()
-        outcome = self.engine.step(
-            self._hypers(),
-            weights,
-            factor,
-            squares,
-            own_factors,
-            self.options.exact_norm,
-            self.device.compute(),
-        )
-        skipped, _, _ = outcome
-        if not skipped:
-            self._shared_factor = factor / unscale
+        with self._between_turns():
+            outcome = self.engine.step(
+                self._hypers_of_engine(),
+                self.tensors_of_engine(weights),
+                factor,
+                squares,
+                own_factors and [*own_factors, *[1.0] * len(self._frozen)],
+                self.options.exact_norm,
+                self.device.compute(),
+            )
+            skipped, _, _ = outcome
+            if not skipped:
+                self._shared_factor = factor / unscale
+                if self._blocks is not None:
+                    self._blocks.between.forget()
         return outcome
 
     def _refuse_guessed_clip(self, scaled: float) -> None:
@@ -449,7 +476,7 @@ class OffloadAdamW(EngineOptimizer):
             raise InvalidArgument(
                 f"{self._owner}.save_pretrained: {to} has weights already, expected a new folder"
             )
-        save_streamed(model, to, self._blocks.value_of)
+        save_streamed(model, to, self._blocks.between.value_of)
 
     def unpinned_state(self) -> dict[str, Any]:
         """Return `state_dict()` of a commit that lasts only until the next step unless pinned."""

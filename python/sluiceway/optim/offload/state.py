@@ -146,7 +146,8 @@ def restore_states(optimizer: OffloadAdamW, state_dict: dict[str, Any]) -> None:
 
 def take_masters(optimizer: OffloadAdamW) -> None:
     """Set the weights to the masters of the last commit."""
-    optimizer.engine.resume(optimizer.of_engine.tensors(), optimizer.device.compute())
+    tensors = optimizer.tensors_of_engine(optimizer.of_engine.tensors())
+    optimizer.engine.resume(tensors, optimizer.device.compute())
     optimizer.of_engine.increment_versions(range(len(optimizer.weights)))
 
 

@@ -135,7 +135,7 @@ TEST_P(OffloadEngineTest, StreamedWeightsHaveTheBitsOfAdamWInMemory) {
   // Those that have chunks of their own; the head stays on the device.
   const std::vector<std::vector<int>> blocks = {{0}, {3, 5}};
   std::vector<TensorSpec> specs = kModel;
-  for (const std::size_t tensor : {0, 3, 5, 6}) specs[tensor].streamed = true;
+  for (const std::size_t tensor : {0U, 3U, 5U, 6U}) specs[tensor].streamed = true;
   specs[6].resident = true;
   const ScratchPath drive;
   for (const bool on_disk : {false, true}) {
@@ -199,6 +199,49 @@ TEST(StreamedWeightsTest, AStateThatIsLoadedReachesTheNextForward) {
   const AnyMatrix weight = model.tensors()[0];
   const std::span found(static_cast<const bf16*>(weight.data), elems);
   EXPECT_TRUE(std::ranges::all_of(found, [](bf16 x) { return to_float(x) == 0.75F; }));
+}
+
+// A frozen tensor has its weight in the store, no states, and no extents.
+TEST(StreamedWeightsTest, AFrozenTensorIsReadAndNeverWritten) {
+  std::vector<TensorSpec> specs = {{"base", {64, 128}, DType::kBF16},
+                                   {"a", {64, 64}, DType::kBF16},
+                                   {"b", {64, 64}, DType::kF32}};
+  specs[0].streamed = specs[0].frozen = specs[1].streamed = true;
+  const std::vector<std::vector<int>> blocks = {{0, 1}};
+  const auto trains = [](int tensor, int) { return tensor > 0; };
+  for (const StateCodec codec : {StateCodec::kFp32, StateCodec::k8Bit}) {
+    const ScratchPath drive;
+    OffloadModel model(specs, 5);
+    const OffloadModel begun = model;
+    OffloadReference reference(model, codec);
+    OffloadOptions options = small_chunk_options({drive.str()});
+    options.state_codec = codec;
+    auto engine = std::make_unique<OffloadEngine>(options, specs);
+    EXPECT_EQ(engine->store().layout().regions[StateStream::kGradientRegion].chunks, 2U);
+    engine->begin(model.tensors());
+    engine->stream(blocks, 1);
+    for (std::int64_t step = 1; step <= 3; ++step) {
+      const StepOutcome outcome = run_step(*engine, model, step, 2, trains);
+      reference.step(step, 2, kStepFactor * outcome.clip_factor, trains);
+      if (step != 2) continue;
+      engine->close();
+      engine = nullptr;
+      engine = std::make_unique<OffloadEngine>(options, specs);
+      engine->resume(model.tensors());
+      engine->stream(blocks, 1);
+    }
+    scribble(model, blocks);
+    fetch_all(*engine, model, WeightFetch::Phase::kForward, blocks);
+    engine->synchronize();
+    EXPECT_EQ(reference.difference(model), "");
+    EXPECT_EQ(model.bytes(0), begun.bytes(0));
+    std::vector<float> state(64 * 128);
+    EXPECT_THAT(
+        [&] {
+          engine->read_state(0, {state, state, state});
+        },
+        ThrowsMessage<InvalidArgument>(HasSubstr("base, which is frozen")));
+  }
 }
 
 TEST(StreamedWeightsTest, WhatCannotBeStreamedIsRefusedByName) {
