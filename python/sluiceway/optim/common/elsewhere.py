@@ -121,6 +121,8 @@ class _Elsewhere:
 
     def as_subclass(self, kind: type) -> Any:
         self._sluiceway_check()  # torch does not call __torch_function__ here.
+        if not isinstance(self, _Elsewhere):  # Its keeper has brought it for good.
+            return self.as_subclass(kind)
         return super().as_subclass(kind)
 
     def detach(self) -> torch.Tensor:
@@ -129,7 +131,7 @@ class _Elsewhere:
         if not (filled and sys._getframe(1).f_code is _SAVES):
             self._sluiceway_check()
         with torch_private.asking_no_class():
-            return super().detach()
+            return super().detach() if isinstance(self, _Elsewhere) else self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         copy = memo[id(self)] = self._sluiceway_copy()

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sluiceway import _core
+from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.machine.placement import DTYPES
 from sluiceway.model.blocks import find_blocks, weights_by_block
 from sluiceway.model.folder import load_model
@@ -108,9 +110,21 @@ def open_streamed(
     ------
     sluiceway.errors.IoError, sluiceway.errors.InvalidArgument, sluiceway.errors.Corrupt
         There is no such model, it is broken, or it has no list of blocks.
+    sluiceway.errors.Unavailable
+        There is no such device.
     """
+    kinds = {None: None, **DTYPES, **{kind: kind for kind in DTYPES.values()}}
+    if dtype not in kinds:
+        known = ", ".join(DTYPES)
+        raise InvalidArgument(f"{_OWNER}: dtype is {dtype!r}, expected {known}, or None")
+    count = _core.cuda_device_count()
+    if device not in ("cpu", *(f"cuda:{i}" for i in range(count))):
+        raise Unavailable(
+            f"{_OWNER}: device is {device!r}, but this build and machine have cpu and {count} CUDA "
+            "devices; leave device= out"
+        )
     model = load_model(folder, "auto", mapped=True)
-    wanted = DTYPES.get(dtype, dtype) or next(model.parameters()).dtype
+    wanted = kinds[dtype] or next(model.parameters()).dtype
     where = torch.device(device)
     blocks = find_blocks(_OWNER, model)
     left = [

@@ -290,6 +290,9 @@ class StreamedBlocks:
                 "fetch weights; run the model in the process that made the optimizer"
             )
         with self.lock:
+            if not self.started:  # A backward after close(), which has given the weights back.
+                yield
+                return
             if backward:
                 self._begin_backward(block)
             if any(begun == block for begun, _ in self._turns[: self._inside]):

@@ -15,6 +15,7 @@ import pytest
 import sluiceway as sw
 import torch
 from offload_models import CHUNK, SLOW, offload
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_model, save_model
 from sluiceway.optim.common import torch_private
 from small_llama import small_llama, tokens
@@ -28,7 +29,7 @@ from small_models import (
 )
 from torch import nn
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 STEPS = 4
 streamed = partial(offload, weights="streamed")
@@ -734,3 +735,81 @@ def test_weights_take_no_more_room_in_files_and_after_closing(tmp_path):
         other = stack(seed=5)
         load_model(other, tmp_path / f"{name}.safetensors")
         assert same_bits(weights_of(other), weights_of(model))
+
+
+def test_lora_of_peft_on_a_streamed_base():
+    def with_lora():
+        torch.manual_seed(3)
+        lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], lora_dropout=0.1)
+        model = get_peft_model(small_llama(), lora)
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(p, std=0.02)
+        return model
+
+    def drive(model, opt):
+        losses = []
+        for step in range(STEPS):
+            loss = model(input_ids=tokens(step), labels=tokens(step)).loss
+            loss.backward()
+            losses.append(loss.item())
+            opt.step()
+            opt.zero_grad()
+        return losses
+
+    assert_same(with_lora, drive)
+    model = with_lora()
+    with streamed(model) as opt:
+        assert all("lora" in weight.name for weight in opt.weights)
+        assert held_by(model.base_model.model.model.layers[0].mlp.up_proj.weight) == 4
+
+
+def test_a_backward_after_close_gives_gradients_as_without_streaming():
+    def gradients(**arguments):
+        model = stack()
+        with offload(model, **arguments):
+            loss = loss_of(model, 0)
+        loss.backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    assert same_bits(gradients(weights="streamed"), gradients())
+
+
+def test_a_model_is_opened_in_the_type_and_on_the_device_that_are_there(tmp_path):
+    small_llama().save_pretrained(tmp_path)
+    with pytest.raises(sw.InvalidArgument, match="dtype is 'int8', expected fp32, bf16, fp16"):
+        sw.open_streamed(tmp_path, dtype="int8")
+    with pytest.raises(sw.Unavailable, match="device is 'cuda:9'"):
+        sw.open_streamed(tmp_path, device="cuda:9")
+    expected = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    for dtype in ("bf16", torch.bfloat16):
+        model = sw.open_streamed(tmp_path, dtype)
+        assert held_by(model.model.layers[1].mlp.up_proj.weight) == 2
+        assert same_bits(weights_of(model), weights_of(expected))
+        assert torch.equal(model(input_ids=tokens(0)).logits, expected(input_ids=tokens(0)).logits)
+        assert held_by(model.model.layers[1].mlp.up_proj.weight) == 2 * 256 * 256
+
+
+def test_an_opened_model_is_trained_and_written_weight_by_weight(tmp_path):
+    def drive(model, opt):
+        for step in range(STEPS):
+            model(input_ids=tokens(step), labels=tokens(step)).loss.backward()
+            opt.step()
+            opt.zero_grad()
+
+    first = small_llama(num_hidden_layers=3)
+    first.save_pretrained(tmp_path / "model")
+    _, expected = ended(first.train(), offload, drive)
+    model = sw.open_streamed(tmp_path / "model").train()
+    for optimizer in (sw.SubspaceAdamW, sw.OffloadAdamW, sw.ZoSgd):
+        with pytest.raises(sw.InvalidArgument, match=r"open_streamed|strides \(0, 0\)"):
+            optimizer(model)
+    with streamed(model, tmp_path / "store") as opt:
+        drive(model, opt)
+        opt.save_pretrained(tmp_path / "result")
+        with pytest.raises(sw.InvalidArgument, match="has weights already"):
+            opt.save_pretrained(tmp_path / "result")
+    again = sw.open_streamed(tmp_path / "result")
+    assert same_bits(weights_of(again), expected)
+    with pytest.raises(sw.InvalidArgument, match="the optimizer is closed"):
+        model(input_ids=tokens(0))
