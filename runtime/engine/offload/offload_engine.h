@@ -218,8 +218,8 @@ class OffloadEngine final : public GatedEngine {
   std::vector<TensorSpec> tensors_;
   std::vector<DType> weight_dtypes_;
   std::vector<Streamed> streamed_;
-  std::vector<std::uint8_t> away_;  // By tensor: 1 if its weight is only in the store.
-  std::vector<std::uint64_t> names_;    // Keys of noise, one per tensor.
+  std::vector<std::uint8_t> away_;    // By tensor: 1 if its weight is only in the store.
+  std::vector<std::uint64_t> names_;  // Keys of noise, one per tensor.
   ChunkPlan plan_;
   ChunkGroups groups_;
   EngineLanes lanes_;
