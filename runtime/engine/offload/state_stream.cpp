@@ -144,8 +144,7 @@ void StateStream::write_extent(int chunk, int slot, std::span<const std::byte> f
     std::ranges::copy(from, extent_memory(chunk, slot).begin());
     return done(nullptr);
   }
-  store_.write_extent(extent_chunk(chunk), static_cast<std::uint64_t>(slot), from,
-                      std::move(done));
+  store_.write_extent(extent_chunk(chunk), static_cast<std::uint64_t>(slot), from, std::move(done));
 }
 
 ChunkId StateStream::state_chunk(int chunk, std::size_t part) const {

@@ -91,8 +91,8 @@ class StateStream {
     bool feeds = false;    // Updates may get their gradient from `fill`.
     bool on_card = false;  // The weights go to a CUDA device.
     StateCodec codec = StateCodec::kFp32;
-    std::uint64_t seed = 0;                       // Of the noise that rounds states,
-    std::span<const std::uint64_t> names = {};    // with one key per tensor; kFp32 has none.
+    std::uint64_t seed = 0;                     // Of the noise that rounds states,
+    std::span<const std::uint64_t> names = {};  // with one key per tensor; kFp32 has none.
     std::span<const Streamed> streamed = {};    // One per tensor; empty: none is.
 
     // Only the ring is page-locked, so that a copy to a card runs beside other work.
