@@ -337,8 +337,7 @@ void OffloadEngine::synchronize() {
   for (int group = 0; group < groups_.count(); ++group) wait(group);
 }
 
-// ---- Streamed weights
-// ----------------------------------------------------------------------------
+// ---- Streamed weights ---------------------------------------------------------------------------
 
 // While a step's gradients are gathered, everything is committed, and only updates that this step
 // may still take back are staged.
@@ -351,9 +350,10 @@ void OffloadEngine::start_read(int index, std::span<std::byte> into, ChunkStore:
 
 void OffloadEngine::read_weight(int index, std::span<std::byte> into) {
   check_begun("read_weight");
-  SLUICEWAY_CHECK(is_streamed(index) && into.size() == read_bytes(index),
-                  "OffloadEngine: read_weight() of ", tensor(index).name, " into ", into.size(),
-                  " bytes, expected a streamed tensor and ", read_bytes(index), " bytes");
+  const std::uint64_t bytes = tensor(index).stored_weight_bytes();
+  SLUICEWAY_CHECK(is_streamed(index) && into.size() == bytes, "OffloadEngine: read_weight() of ",
+                  tensor(index).name, " into ", into.size(),
+                  " bytes, expected a streamed tensor and ", bytes, " bytes");
   std::promise<void> ended;
   start_read(index, into, [&ended](const std::exception_ptr& error) {
     error ? ended.set_exception(error) : ended.set_value();
@@ -369,7 +369,6 @@ void OffloadEngine::stream(const std::vector<std::vector<int>>& blocks, int ahea
   lanes.links_of = &lanes_;
   lanes.resident_bytes = 0;
   WeightFetch::Reader reader;
-  reader.bytes = [this](int index) { return read_bytes(index); };
   reader.read = [this](int index, std::span<std::byte> into, ChunkStore::Done done) {
     start_read(index, into, std::move(done));
   };

@@ -154,8 +154,7 @@ class OffloadEngine final : public GatedEngine {
   // enqueued; every other call that changes weights ends the pass. InvalidArgument: no stream()
   // yet.
   WeightFetch& fetch();
-  // Copies the weight after the last step into host memory: whole blocks, read_bytes() of them.
-  std::uint64_t read_bytes(int index) const { return stream_.read_bytes(index); }
+  // Copies the weight after the last step into host memory: stored_weight_bytes() of the tensor.
   void read_weight(int index, std::span<std::byte> into);
 
   // ---- Durability ----

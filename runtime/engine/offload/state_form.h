@@ -84,8 +84,9 @@ class StateForm {
   bool holds(DType weight) const noexcept {
     return weight == DType::kF32 || (weight == DType::kBF16 && !is_plain());
   }
-  // Returns the memory of a weight that is stored: its master holds it, or it is streamed.
+  // Whether a weight is stored: its master holds it, or it is streamed.
   bool stores(DType weight) const noexcept { return is_streamed() || holds(weight); }
+  // Returns the memory of a weight that is stored.
   std::span<std::byte> weight(const Parts& parts, const ChunkPiece& piece) const;
 
   // ---- A streamed weight ----

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/store/store_catalogue.h"
 
@@ -34,6 +35,11 @@ Json catalogue_of(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
 
 std::int64_t TensorSpec::elems() const noexcept {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies());
+}
+
+std::uint64_t TensorSpec::stored_weight_bytes() const noexcept {
+  const std::int64_t stored = round_up(elems(), ChunkPlan::kStoredAlignment);
+  return static_cast<std::uint64_t>(stored) * size_bytes(dtype);
 }
 
 OpenedStore open_state_store(Budget& budget, const StoreOptions& options,

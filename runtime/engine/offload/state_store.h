@@ -39,6 +39,8 @@ struct TensorSpec {
   }
 
   std::int64_t elems() const noexcept;
+  // Returns the bytes of a streamed weight in the store: whole blocks.
+  std::uint64_t stored_weight_bytes() const noexcept;
   std::int64_t rows() const noexcept { return shape.size() == 2 ? shape[0] : 1; }
   std::int64_t cols() const noexcept { return shape.size() == 2 ? shape[1] : elems(); }
 };

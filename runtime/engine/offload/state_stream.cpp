@@ -155,12 +155,6 @@ ChunkId StateStream::state_chunk(int chunk, std::size_t part) const {
 
 // ---- Streamed weights ---------------------------------------------------------------------------
 
-std::uint64_t StateStream::read_bytes(int tensor) const {
-  const auto& last = plan_.chunks().at(static_cast<std::size_t>(plan_.of_tensor(tensor).back()));
-  const auto elems = static_cast<std::uint64_t>(last.pieces.front().first + last.stored_elems);
-  return elems * size_bytes(types_.weights[static_cast<std::size_t>(tensor)]);
-}
-
 void StateStream::read_weight(int tensor, Version version, std::span<std::byte> into,
                               ChunkStore::Done done) {
   const std::size_t width = size_bytes(types_.weights[static_cast<std::size_t>(tensor)]);

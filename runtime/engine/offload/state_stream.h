@@ -123,11 +123,10 @@ class StateStream {
   // Writes an extent of a chunk; `from` lives until `done` is called.
   void write_extent(int chunk, int slot, std::span<const std::byte> from, ChunkStore::Done done);
 
-  // ---- Streamed weights, from any thread ----
-  // Returns the bytes that read_weight() fills: those of the weight, rounded up to whole blocks.
-  std::uint64_t read_bytes(int tensor) const;
-  // Reads a weight in the model's type. No update of it may be in the lanes, and no call that
-  // changes the store may run. `done` may come from any thread.
+  // ---- From any thread ----
+  // Reads a streamed weight in the model's type: TensorSpec::stored_weight_bytes() of them. No
+  // update of it may be in the lanes, and no call that changes the store may run. `done` may come
+  // from any thread.
   void read_weight(int tensor, Version version, std::span<std::byte> into, ChunkStore::Done done);
 
   // ---- In the calling thread, while no payload is in the lanes ----

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "runtime/device/device_memory.h"
 #include "runtime/engine/stream/weight_places.h"
 
 namespace sluiceway {
@@ -74,9 +73,9 @@ SlotPlan WeightFetch::plan(std::span<const TensorSpec> tensors,
                            const std::vector<std::vector<int>>& blocks, int ahead) {
   const std::vector<StreamedWeight> uses = uses_of(tensors, blocks);
   std::vector<std::uint64_t> read_bytes;
+  read_bytes.reserve(uses.size());
   for (const StreamedWeight& use : uses) {
-    const std::int64_t stored = round_up(use.elements, ChunkPlan::kStoredAlignment);
-    read_bytes.push_back(static_cast<std::uint64_t>(stored) * size_bytes(use.dtype()));
+    read_bytes.push_back(tensors[static_cast<std::size_t>(use.source)].stored_weight_bytes());
   }
   return plan_slots(uses, std::vector<bool>(uses.size()), read_bytes, depth_of(ahead));
 }
@@ -85,6 +84,7 @@ WeightFetch::WeightFetch(const EngineLanes::Options& lanes, Reader reader,
                          std::span<const TensorSpec> tensors,
                          const std::vector<std::vector<int>>& blocks, int ahead)
     : reader_(std::move(reader)),
+      tensors_(tensors),
       blocks_(blocks),
       first_(first_uses_of(blocks_)),
       ring_(ring_options(lanes, *this, ahead), uses_of(tensors, blocks_)) {}
@@ -139,7 +139,7 @@ void WeightFetch::finish() {
 }
 
 std::uint64_t WeightFetch::read_bytes(std::size_t weight) const {
-  return reader_.bytes(static_cast<int>(weight));
+  return tensors_[weight].stored_weight_bytes();
 }
 
 void WeightFetch::read(std::size_t weight, std::span<std::byte> into, Done done) {

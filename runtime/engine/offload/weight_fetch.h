@@ -12,7 +12,8 @@
 // and the next pass nothing is read, since a step then changes weights.
 //
 // Thread safety: one thread at a time calls.
-// Lifetime:      what `reader` uses, and every stream passed in, outlive it; its destructor waits
+// Lifetime:      `tensors`, what `reader` uses, and every stream passed in, outlive it; its
+// destructor waits
 //                for reads in flight.
 // Errors:        those of WeightRing.
 // Cost:          device: slots for 1 + `ahead` blocks. Pinned tier: for the weights of one block.
@@ -34,8 +35,7 @@ namespace sluiceway {
 class WeightFetch final : private WeightSource {
  public:
   struct Reader {
-    std::function<std::uint64_t(int tensor)> bytes;  // Those that `read` fills.
-    // Reads the weight after its last update, and waits for that.
+    // Reads the weight after its last update, which it waits for: stored_weight_bytes().
     std::function<void(int tensor, std::span<std::byte> into, Done done)> read;
     bool is_disk = true;
   };
@@ -71,6 +71,7 @@ class WeightFetch final : private WeightSource {
   int first_use(Phase phase, int block) const;
 
   Reader reader_;
+  std::span<const TensorSpec> tensors_;
   std::vector<std::vector<int>> blocks_;
   std::vector<int> first_;  // By block: its first use in a forward; and the count of all.
   bool in_pass_ = false;
