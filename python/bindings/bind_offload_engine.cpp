@@ -1,5 +1,4 @@
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <cstdint>
 
@@ -137,14 +136,6 @@ void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient,
   engine.add_gradient(tensor, g, keep, compute);
 }
 
-at::Tensor tensor_over(void* data, const TensorSpec& spec, DeviceId device) {
-  const at::Device where =
-      device.is_host() ? at::Device(at::kCPU)
-                       : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.ordinal()));
-  return at::from_blob(data, spec.shape,
-                       at::TensorOptions().dtype(type_of_dtype(spec.dtype)).device(where));
-}
-
 WeightFetch::Phase phase_of(bool backward) {
   return backward ? WeightFetch::Phase::kBackward : WeightFetch::Phase::kForward;
 }
@@ -159,14 +150,15 @@ std::vector<at::Tensor> acquire_block(OffloadEngine& engine, int block, bool bac
   std::vector<at::Tensor> weights;
   for (std::size_t i = 0; i < found.size(); ++i) {
     const TensorSpec& spec = engine.tensor(engine.fetch().tensors_of(block)[i]);
-    weights.push_back(tensor_over(const_cast<void*>(found[i]), spec, compute.device()));
+    weights.push_back(tensor_over(const_cast<void*>(found[i]), spec.shape,
+                                  type_of_dtype(spec.dtype), compute.device()));
   }
   return weights;
 }
 
 at::Tensor read_weight(OffloadEngine& engine, int index) {
   const TensorSpec& spec = engine.tensor(index);
-  const auto bytes = static_cast<std::int64_t>(engine.read_bytes(index));
+  const auto bytes = static_cast<std::int64_t>(spec.stored_weight_bytes());
   const auto block = static_cast<std::int64_t>(kBlockBytes);  // Direct I/O reads to whole blocks.
   const at::Tensor room = at::empty({bytes + block}, at::TensorOptions().dtype(at::kByte));
   const auto past =

@@ -247,12 +247,8 @@ at::Tensor acquire(StreamedEngine& held, int use, int direction, bool minus,
     elements = held.engine.acquire(use, direction, minus ? Side::kMinus : Side::kPlus, compute);
   }
   const at::Tensor& weight = held.weights.at(static_cast<std::size_t>(use));
-  const at::Device device =
-      held.device.is_host()
-          ? at::Device(at::kCPU)
-          : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(held.device.ordinal()));
-  return at::from_blob(const_cast<void*>(elements), weight.sizes(),
-                       at::TensorOptions().dtype(weight.dtype()).device(device));
+  return tensor_over(const_cast<void*>(elements), weight.sizes(), weight.scalar_type(),
+                     held.device);
 }
 
 // Each rate is (lr, weight_decay).

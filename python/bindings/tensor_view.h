@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <span>
@@ -40,6 +41,15 @@ inline at::ScalarType type_of_dtype(DType dtype) noexcept {
       return at::kBFloat16;
   }
   return at::kFloat;
+}
+
+// A tensor over memory that its caller keeps.
+inline at::Tensor tensor_over(void* data, at::IntArrayRef sizes, at::ScalarType type,
+                              DeviceId device) {
+  const at::Device where =
+      device.is_host() ? at::Device(at::kCPU)
+                       : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(device.ordinal()));
+  return at::from_blob(data, sizes, at::TensorOptions().dtype(type).device(where));
 }
 
 inline void check_host(const at::Tensor& tensor, const char* what) {
