@@ -1,8 +1,4 @@
-"""Layers whose backward computes their weight's core, and the gradient of their input.
-
-Fusing gives a layer a class of its own with the name of its original class. Parameters, keys of
-`state_dict()` and `isinstance` stay the same; a copy or a pickle has the original class.
-"""
+"""Layers whose backward computes their weight's core, and the gradient of their input."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.other_class import OtherClass, give_class_back, take_class
 from sluiceway.optim.subspace.fused.fused_weight import FusedWeight
 
 
@@ -56,11 +53,10 @@ class _FusedProduct(torch.autograd.Function):
         return dx, None, dy.sum(0) if of_bias else None, None, None, None
 
 
-class FusedLayer(nn.Module):
+class FusedLayer(OtherClass):
     """Base class that a fused layer's class has before the layer's original class."""
 
     fused: ClassVar[FusedWeight]
-    unfused: ClassVar[type[nn.Module]]
 
     def forward(self, *arguments: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         """Compute the original forward; you may pass the argument by name, `input` or `x`."""
@@ -75,12 +71,6 @@ class FusedLayer(nn.Module):
         computed = x if cast is None else x.to(cast)
         kept, sample = self.fused.enter(x, computed), self.fused.sample(computed)
         return _FusedProduct.apply(computed, self.weight, self.bias, kept, sample, self.fused)
-
-    def __reduce_ex__(self, _protocol: Any) -> Any:
-        # Protocol 0, as pickle allows a class other than the object's in no later protocol.
-        make, arguments, *rest = super().__reduce_ex__(0)
-        as_before = (self.unfused if one is type(self) else one for one in arguments)
-        return make, tuple(as_before), *rest
 
 
 def _autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
@@ -114,16 +104,11 @@ def has_inputs_as_rows(module: nn.Module) -> bool:
 
 def fuse(module: nn.Module, fused: FusedWeight) -> None:
     """Let a layer compute cores for `fused`."""
-    kind = type(module)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    module.__class__ = type(
-        kind.__name__, (FusedLayer, kind), {**names, "fused": fused, "unfused": kind}
-    )
+    take_class(module, FusedLayer, fused=fused)
 
 
 def unfuse(module: nn.Module) -> None:
     """Give a layer its original class back; idempotent."""
     if isinstance(module, FusedLayer):
         module.fused.let_go()
-        if FusedLayer in type(module).__bases__:  # Otherwise other code has changed its class.
-            module.__class__ = module.unfused
+        give_class_back(module, FusedLayer)
