@@ -18,6 +18,7 @@ from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.elsewhere import absent
 from sluiceway.optim.offload.edited_weights import load_edited
+from sluiceway.optim.offload.weight_bits import checksum
 
 
 class BetweenTurns:
@@ -43,8 +44,8 @@ class BetweenTurns:
         self._engine, self._weights = engine, weights
         self._number = {id(weights[i].parameter): i for i in numbers}
         self._absent: dict[int, torch.Tensor] = {}
-        self._own: dict[int, torch.Tensor] = {}  # Weights that have memory of their own, and what
-        self._known: dict[int, torch.Tensor] = {}  # value of it the engine has, on the host.
+        self._own: dict[int, torch.Tensor] = {}  # Weights that have memory of their own,
+        self._known: dict[int, tuple[Any, ...]] = {}  # and the marks of what the engine has.
         self._in_turn: set[int] = set()
 
     def empty(self) -> None:
@@ -100,9 +101,10 @@ class BetweenTurns:
         number = self._number[id(p)]
         self._adopt([number])
         if number not in self._own and number not in self._in_turn:
-            self._known[number] = self._engine.read_weight(number)
+            value = self._engine.read_weight(number)
+            self._known[number] = _mark(value)
             with torch_private.asking_no_class():
-                p.data = self._own[number] = self._known[number].to(p.device, copy=True)
+                p.data = self._own[number] = value.to(p.device)
         return True
 
     def fetch_all(self) -> None:
@@ -133,10 +135,10 @@ class BetweenTurns:
         wanted = list(self._number.values() if numbers is None else numbers)
         self._adopt(wanted)
         for number in sorted(self._own.keys() & wanted):
-            weight, here = self._weights[number], self._own[number].detach().cpu()
+            weight, here = self._weights[number], _mark(self._own[number].detach().cpu())
             if number not in self._known:
-                self._known[number] = self._engine.read_weight(number)
-            if here.shape == self._known[number].shape and _same_bits(here, self._known[number]):
+                self._known[number] = _mark(self._engine.read_weight(number))
+            if here == self._known[number]:
                 continue
             if weight.frozen:
                 raise InvalidArgument(
@@ -144,7 +146,7 @@ class BetweenTurns:
                     "never written to; change it before you make the optimizer"
                 )
             load_edited(self.owner, self._engine, number, weight)
-            self._known[number] = here.clone()
+            self._known[number] = here
 
     def _adopt(self, numbers: Iterable[int]) -> None:
         """Take note of tensors that were put in the place of absent ones."""
@@ -159,7 +161,6 @@ class BetweenTurns:
                     self._known.pop(number, None)
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype is not b.dtype:
-        return False
-    return torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (a, b)))
+def _mark(value: torch.Tensor) -> tuple[Any, ...]:
+    """Return what differs for values of different types, shapes or bits, on the host."""
+    return value.dtype, value.shape, checksum(value)

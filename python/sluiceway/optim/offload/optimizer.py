@@ -208,8 +208,11 @@ class OffloadAdamW(EngineOptimizer):
     def _take_over(self) -> None:
         """Take over weights that other code has changed since the last step."""
         self._edited.take_over()
+        self._take_over_streamed()
+
+    def _take_over_streamed(self) -> None:
         if self._blocks is not None:
-            with self._between_turns():
+            with self._blocks.lock:
                 self._blocks.between.take_over()
 
     # ---- Resuming from a store ----
@@ -305,9 +308,8 @@ class OffloadAdamW(EngineOptimizer):
     def before_forward(self, training: bool) -> None:
         """Take over streamed weights that other code has changed, beside what every engine does."""
         super().before_forward(training)
-        if self._blocks is not None and not self._in_flight.forked():
-            with self._between_turns():
-                self._blocks.between.take_over()
+        if not self._in_flight.forked():
+            self._take_over_streamed()
 
     def begin_backward(self) -> None:
         """Begin a backward, after taking over weights that other code has changed."""

@@ -28,6 +28,7 @@ from sluiceway.model.whole_weights import DTYPES, WholeWeight
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.elsewhere import WeightsElsewhere
 from sluiceway.optim.common.model_hooks import ModelHooks
+from sluiceway.optim.common.other_class import OtherClass, give_class_back, take_class
 from sluiceway.optim.offload.between_turns import BetweenTurns
 from sluiceway.optim.offload.block_call import BlockCall
 from sluiceway.optim.offload.cores import tensor_specs
@@ -45,7 +46,7 @@ def choose_streamed(
     chunk_elements: int,
     room: int,
 ) -> tuple[list[Block], list[CompressedWeight]]:
-    """Mark the weights to stream, and return the blocks that are away, in the model's order.
+    """Mark the weights to stream; return the blocks that are away, in the model's order.
 
     Returns also the streamed weights that are frozen, which the engine has after those that it
     trains.
@@ -79,8 +80,8 @@ def choose_streamed(
     if not blocks:
         raise InvalidArgument(
             f"{owner}: no block of {found.name or type(model).__name__} has a weight of at least "
-            f" half a chunk, {chunk_elements // 2} elements, so none can be streamed; set "
-            "a smaller chunk, or weights='resident'"
+            f"half a chunk, {chunk_elements // 2} elements, so none can be streamed; set a smaller "
+            "chunk, or weights='resident'"
         )
     sizes = [sum(weights[i].parameter.nbytes for i in of) for _, of in blocks]
     stays = _core.choose_resident(sizes, room)
@@ -197,7 +198,9 @@ class StreamedBlocks:
         self.between.empty()
         self._guard = WeightsElsewhere(self.between, list(self._parameters.values()))
         for number, (module, _) in enumerate(self._blocks):
-            _stream(module, partial(self._call, number))
+            take_class(
+                module, _StreamedBlock, sluiceway_around=staticmethod(partial(self._call, number))
+            )
 
     def give_back(self) -> None:
         """Put the trained weights into the parameters for good; idempotent.
@@ -208,7 +211,7 @@ class StreamedBlocks:
         if not self.started or self._from_folder:
             return
         for module, _ in self._blocks:
-            _end_streaming(module)
+            give_class_back(module, _StreamedBlock)
         try:
             self.between.fetch_all()
         except Error as error:
@@ -360,16 +363,15 @@ def _is_cache(value: Any) -> bool:
     )
 
 
-class _StreamedBlock(nn.Module):
+class _StreamedBlock(OtherClass):
     """Base class that a streamed block's class has before the block's original class."""
 
-    around: ClassVar[Any]
-    before: ClassVar[type[nn.Module]]
+    sluiceway_around: ClassVar[Any]
 
     @torch.compiler.disable
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Run the original forward with the block's weights on the device."""
-        return type(self).around(super().forward, *arguments, **named)
+        return type(self).sluiceway_around(super().forward, *arguments, **named)
 
     # The block is computed again in any case: transformers' checkpointing would do so twice.
     @property
@@ -380,21 +382,3 @@ class _StreamedBlock(nn.Module):
     @gradient_checkpointing.setter
     def gradient_checkpointing(self, value: bool) -> None:
         self.__dict__["gradient_checkpointing"] = value  # It counts once the optimizer is closed.
-
-    def __reduce_ex__(self, _protocol: Any) -> Any:
-        # Protocol 0, as pickle allows a class other than the object's in no later protocol.
-        make, arguments, *rest = super().__reduce_ex__(0)
-        as_before = (self.before if one is type(self) else one for one in arguments)
-        return make, tuple(as_before), *rest
-
-
-def _stream(module: nn.Module, around: Any) -> None:
-    kind = type(module)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    members = {**names, "around": staticmethod(around), "before": kind}
-    module.__class__ = type(kind.__name__, (_StreamedBlock, kind), members)
-
-
-def _end_streaming(module: nn.Module) -> None:
-    if _StreamedBlock in type(module).__bases__:  # Otherwise other code has changed its class.
-        module.__class__ = module.before
