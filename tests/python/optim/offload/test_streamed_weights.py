@@ -5,35 +5,32 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import os
 import pickle
-import threading
 import weakref
 from functools import partial
 
 import pytest
 import sluiceway as sw
 import torch
-from offload_models import CHUNK, SLOW, offload
+from offload_models import CHUNK, SLOW, offload, run_scaled
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_model, save_model
-from sluiceway.optim.common import torch_private
 from small_llama import small_llama, tokens
-from small_models import (
-    Checkpointed,
-    CheckpointedReentrant,
-    Stack,
-    batch,
-    make,
-    weights_of,
+from small_models import Checkpointed, CheckpointedReentrant, make, weights_of
+from streamed_models import (
+    STEPS,
+    assert_same,
+    ended,
+    held_by,
+    language_loss,
+    loss_of,
+    same_bits,
+    stack,
+    steps_of,
+    streamed,
 )
 from torch import nn
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
-
-STEPS = 4
-streamed = partial(offload, weights="streamed")
-stack = partial(make, partial(Stack, blocks=3, width=64))
+from transformers import LlamaForCausalLM
 
 
 class Dropping(nn.Module):
@@ -52,49 +49,6 @@ class Dropping(nn.Module):
             if number != 2 or torch.rand(()) < 0.5:
                 x = x + self.blocks[number](x)
         return x[:, :8]
-
-
-def loss_of(model, step):
-    x, y = batch(step)
-    return functional.mse_loss(model(x.to(next(model.parameters()).dtype)).float(), y)
-
-
-def same_bits(left, right):
-    assert left.keys() == right.keys()
-    return all(torch.equal(left[name], right[name]) for name in left)
-
-
-def steps_of(model, opt, steps=STEPS, first=0, micro=1, clip=None):
-    """Return the losses of a run."""
-    torch.manual_seed(11)
-    losses = []
-    for step in range(first, first + steps):
-        for part in range(micro):
-            loss = loss_of(model, micro * step + part) / micro
-            loss.backward()
-            losses.append(loss.item())
-        if clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        opt.step()
-        opt.zero_grad()
-    return losses
-
-
-def ended(model, made, drive=steps_of):
-    """Return what a run of a new model gives, and its weights afterwards."""
-    with made(model) as opt:
-        result = drive(model, opt)
-        opt.synchronize()
-        weights = weights_of(model)
-    assert same_bits(weights_of(model), weights)  # close() leaves them in the model.
-    return result, weights
-
-
-def assert_same(model_of, drive=steps_of, **arguments):
-    resident, expected = ended(model_of(), partial(offload, **arguments), drive)
-    found, weights = ended(model_of(), partial(streamed, **arguments), drive)
-    assert found == resident
-    assert same_bits(weights, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,19 +79,7 @@ def test_accumulated_and_clipped_under_both_policies(micro, clip, policy, tmp_pa
 
 def test_a_codec_on_the_gradients_and_a_skipped_step():
     assert_same(stack, codec="block_random", target=r"blocks")
-    assert_same(stack, run_scaled)
-
-
-def run_scaled(model, opt):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-    for step in range(STEPS):
-        loss = loss_of(model, step)
-        scaler.scale(loss * float("inf") if step == 2 else loss).backward()
-        scaler.unscale_(opt)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        scaler.step(opt)
-        scaler.update()
-        opt.zero_grad()
+    assert_same(stack, partial(run_scaled, steps=STEPS, loss_at=loss_of))
 
 
 def test_dropout_a_skipped_block_and_one_that_runs_twice():
@@ -154,14 +96,7 @@ def test_a_model_of_transformers_with_its_own_checkpointing_and_tied_embeddings(
     def drive(model, opt):
         model.train()
         model.gradient_checkpointing_enable()
-        losses = []
-        for step in range(STEPS):
-            loss = model(input_ids=tokens(step), labels=tokens(step)).loss
-            loss.backward()
-            losses.append(loss.item())
-            opt.step()
-            opt.zero_grad()
-        return losses
+        return steps_of(model, opt, loss_at=language_loss)
 
     assert_same(partial(small_llama, attention_dropout=0.1, num_hidden_layers=3), drive)
 
@@ -272,11 +207,6 @@ def test_parameters_keep_shape_type_and_device_and_no_memory():
         steps_of(model, opt, steps=1)
         assert held_by(up) == 4
     assert held_by(up) >= 64 * 64 * 4
-
-
-def held_by(p):
-    with torch_private.asking_no_class():
-        return p.untyped_storage().nbytes()
 
 
 def test_a_weight_is_read_and_changed_between_steps_like_any_other():
@@ -501,242 +431,6 @@ def test_a_run_with_adapters_goes_on_from_its_store(tmp_path):
     assert same_bits(weights, expected)
 
 
-# ---- What users do around blocks -----------------------------------------------------------------
-
-
-def test_a_penalty_reads_weights_outside_of_their_blocks():
-    def drive(model, opt):
-        losses = []
-        for step in range(STEPS):
-            penalty = sum(p.float().square().sum() for p in model.parameters())
-            loss = loss_of(model, step) + 1e-2 * penalty
-            loss.backward()
-            losses.append(loss.item())
-            opt.step()
-            opt.zero_grad()
-        return losses
-
-    assert_same(stack, drive)
-
-
-def test_a_tensor_put_in_the_place_of_a_weight_is_taken_over():
-    def drive(model, opt):
-        weight = model.blocks[0].up.weight
-        before = weight.data.clone()
-        model.blocks[2].down.weight.data = torch.full((64, 64), 0.01)
-        steps_of(model, opt, steps=2)
-        weight.data = before  # As a swap with an average does.
-        return steps_of(model, opt, steps=2, first=2)
-
-    assert_same(stack, drive)
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_a_cache_that_comes_by_position_is_left_out(implementation):
-    def gpt2():
-        torch.manual_seed(0)
-        shape = GPT2Config(
-            n_embd=64, n_layer=2, n_head=4, vocab_size=64, n_positions=32, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation=implementation,
-        )  # fmt: skip
-        return GPT2LMHeadModel(shape)
-
-    def drive(model, opt):
-        model.train()
-        losses = []
-        for step in range(STEPS):
-            loss = model(input_ids=tokens(step), labels=tokens(step)).loss
-            loss.backward()
-            losses.append(loss.item())
-            opt.step()
-            opt.zero_grad()
-        return losses
-
-    assert_same(gpt2, drive)
-
-
-def test_decoding_with_gradients_enabled_is_refused_where_it_would_be_wrong():
-    model = small_llama().eval()
-    with streamed(model):
-        made = model(input_ids=tokens(0, 1), use_cache=True)
-        with pytest.raises(sw.InvalidArgument, match=r"has left empty.*no_grad"):
-            model(input_ids=tokens(0, 1)[:, :1], past_key_values=made.past_key_values)
-    with streamed(model):
-        with torch.no_grad():
-            made = model(input_ids=tokens(0, 1), use_cache=True)
-        with pytest.raises(sw.InvalidArgument, match=r"would add to the cache twice.*no_grad"):
-            model(input_ids=tokens(0, 1)[:, :1], past_key_values=made.past_key_values)
-
-
-def test_gradients_of_some_tensors_alone_are_refused_before_they_train_weights():
-    model = stack()
-    with streamed(model) as opt:
-        x = torch.randn(4, 16, requires_grad=True)
-        with pytest.raises(sw.InvalidArgument, match=r"autograd\.grad.*streamed"):
-            torch.autograd.grad(model(x).sum(), x)
-        with pytest.raises(sw.InvalidArgument, match=r"inputs=.*streamed"):
-            model(x).sum().backward(inputs=[x])
-        before = weights_of(model)
-        opt.step()
-        opt.synchronize()
-        assert same_bits(weights_of(model), before)
-
-
-def test_threads_run_blocks_one_after_the_other():
-    model = stack().eval()
-    with torch.no_grad():
-        expected = [loss_of(model, step).item() for step in range(4)]
-    found = {}
-
-    def evaluate(number):
-        with torch.no_grad():
-            found[number] = [loss_of(model, step % 4).item() for step in range(12)]
-
-    with streamed(model) as opt:
-        threads = [threading.Thread(target=evaluate, args=(n,)) for n in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == dict.fromkeys(range(3), expected * 3)
-        steps_of(model, opt, steps=1)
-
-
-def test_a_forked_child_is_refused_in_one_sentence():
-    model = stack()
-    with streamed(model) as opt:
-        opt.synchronize()
-        x, (read, write) = torch.zeros(1, 64), os.pipe()
-        if not (child := os.fork()):
-            try:
-                with torch.no_grad():
-                    model.blocks[0](x)  # torch's own threads are not in a child either.
-            except sw.InvalidArgument as error:
-                os.write(write, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(write)
-        os.waitpid(child, 0)
-        assert b"forked child and has no lanes" in os.read(read, 1000)
-
-
-class Odd(nn.Module):
-    """Blocks that return a view of a weight, call themselves, or change a weight."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.depth = kind, 0
-        self.weight = nn.Parameter(torch.eye(64) + 0.01)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kind == "view":
-            return self.weight[: len(x)]
-        if self.kind == "changes":
-            with torch.no_grad():
-                self.weight.clamp_(-1.0, 1.0)
-        if self.kind == "itself" and self.depth == 0:
-            self.depth = 1
-            x = self(x)
-            self.depth = 0
-        return torch.tanh(x @ self.weight)
-
-
-class OddOnes(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Odd(kind) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = functional.pad(x, (0, 48), value=0.1)
-        return sum(block(x) for block in self.blocks)[:, :8]
-
-
-def test_what_a_block_returns_is_not_overwritten_by_the_next_one():
-    assert_same(partial(make, partial(OddOnes, "view")))
-    with torch.no_grad():
-        model = make(partial(OddOnes, "view"))
-        expected = model(torch.ones(4, 16))
-        with streamed(model):
-            assert torch.equal(model(torch.ones(4, 16)), expected)
-
-
-def test_a_block_that_calls_itself():
-    model = make(partial(OddOnes, "itself"))
-    with torch.no_grad():
-        expected = model(torch.ones(4, 16))
-    with streamed(model), torch.no_grad():
-        assert torch.equal(model(torch.ones(4, 16)), expected)
-
-
-def test_a_change_of_a_weight_inside_of_its_block_is_refused():
-    model = make(partial(OddOnes, "changes"))
-    with streamed(model), pytest.raises(sw.InvalidArgument, match="changed while its block ran"):
-        model(torch.ones(4, 16))
-
-
-def test_a_turn_that_an_interrupt_has_left_is_ended_by_the_next_one(monkeypatch):
-    _, expected = ended(stack(), offload)
-    model = stack()
-    with streamed(model) as opt:
-        blocks = opt._blocks
-        for name in ("bring", "take_out"):
-            once = iter([True])
-            guard, real = blocks._guard, getattr(blocks._guard, name)
-
-            def interrupted(parameters, real=real, once=once):
-                if next(once, False):
-                    raise KeyboardInterrupt
-                return real(parameters)
-
-            monkeypatch.setattr(guard, name, interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                loss_of(model, 0)
-        steps_of(model, opt)
-        opt.synchronize()
-        assert same_bits(weights_of(model), expected)
-
-
-def test_two_optimizers_of_the_same_blocks_are_refused():
-    model = stack()
-    halves = [
-        [{"params": list(m.parameters())}] for m in (model.blocks[0].up, model.blocks[0].down)
-    ]
-    with (
-        streamed(model, param_groups=halves[0]),
-        pytest.raises(sw.InvalidArgument, match="another open optimizer streams the blocks"),
-    ):
-        streamed(model, param_groups=halves[1])
-
-
-def test_autocast_that_is_off_in_the_forward_is_off_in_the_repetition():
-    def drive(model, opt):
-        for step in range(STEPS):
-            loss = loss_of(model, step)
-            with torch.autocast("cpu", torch.bfloat16):
-                loss.backward()
-            opt.step()
-            opt.zero_grad()
-
-    class Kept(Checkpointed):
-        pass
-
-    _, expected = ended(make(partial(Kept, blocks=3, width=64)), offload, drive)
-    _, found = ended(stack(), streamed, drive)
-    assert same_bits(found, expected)
-
-
-def test_weights_take_no_more_room_in_files_and_after_closing(tmp_path):
-    model = stack()
-    with streamed(model) as opt:
-        steps_of(model, opt, steps=1)
-        save_model(model, tmp_path / "open.safetensors")
-    save_model(model, tmp_path / "closed.safetensors")
-    for name in ("open", "closed"):
-        other = stack(seed=5)
-        load_model(other, tmp_path / f"{name}.safetensors")
-        assert same_bits(weights_of(other), weights_of(model))
-
-
 def test_lora_of_peft_on_a_streamed_base():
     def with_lora():
         torch.manual_seed(3)
@@ -747,32 +441,11 @@ def test_lora_of_peft_on_a_streamed_base():
                 torch.nn.init.normal_(p, std=0.02)
         return model
 
-    def drive(model, opt):
-        losses = []
-        for step in range(STEPS):
-            loss = model(input_ids=tokens(step), labels=tokens(step)).loss
-            loss.backward()
-            losses.append(loss.item())
-            opt.step()
-            opt.zero_grad()
-        return losses
-
-    assert_same(with_lora, drive)
+    assert_same(with_lora, partial(steps_of, loss_at=language_loss))
     model = with_lora()
     with streamed(model) as opt:
         assert all("lora" in weight.name for weight in opt.weights)
         assert held_by(model.base_model.model.model.layers[0].mlp.up_proj.weight) == 4
-
-
-def test_a_backward_after_close_gives_gradients_as_without_streaming():
-    def gradients(**arguments):
-        model = stack()
-        with offload(model, **arguments):
-            loss = loss_of(model, 0)
-        loss.backward()
-        return {name: p.grad for name, p in model.named_parameters()}
-
-    assert same_bits(gradients(weights="streamed"), gradients())
 
 
 def test_a_model_is_opened_in_the_type_and_on_the_device_that_are_there(tmp_path):
@@ -791,12 +464,7 @@ def test_a_model_is_opened_in_the_type_and_on_the_device_that_are_there(tmp_path
 
 
 def test_an_opened_model_is_trained_and_written_weight_by_weight(tmp_path):
-    def drive(model, opt):
-        for step in range(STEPS):
-            model(input_ids=tokens(step), labels=tokens(step)).loss.backward()
-            opt.step()
-            opt.zero_grad()
-
+    drive = partial(steps_of, loss_at=language_loss)
     first = small_llama(num_hidden_layers=3)
     first.save_pretrained(tmp_path / "model")
     _, expected = ended(first.train(), offload, drive)
