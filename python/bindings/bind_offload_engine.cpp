@@ -106,23 +106,24 @@ const Keywords<OffloadOptions>& offload_keywords() {
 
 void bind_options(py::module_& m) {
   const std::string doc = offload_keywords().listed() + ". " + kLanesDoc +
-                          " drives: files or devices, none for host memory. drive_weights: how "
+                          " drives: files or devices, none for host memory. rate_gbps: paces each "
+                          "drive, in 1e9 bytes a second; 0: as fast as it is. drive_weights: how "
                           "fast the drives of a new store are beside one another; none: alike. "
                           "redo: a speculative step keeps its gradients, so that it can be made "
                           "again.";
   py::class_<OffloadOptions>(m, "OffloadEngineOptions",
                              "Where an offload engine keeps states, and how it throttles.")
       .def(py::init([](const StreamRef& compute, const std::vector<std::string>& drives,
-                       const std::string& io, const DriveWeights& drive_weights,
+                       const std::string& io, double rate_gbps, const DriveWeights& drive_weights,
                        const py::kwargs& given) {
              OffloadOptions options = options_on(compute, offload_keywords(), given);
              options.lanes.check_interrupt = signal_check();
-             options.store = store_options(drives, io, drive_weights);
+             options.store = store_options(drives, io, rate_gbps, drive_weights);
              options.park_bytes = Budget::kUnlimited;
              return options;
            }),
            py::kw_only(), py::arg("compute"), py::arg("drives"), py::arg("io"),
-           py::arg("drive_weights") = DriveWeights(), doc.c_str());
+           py::arg("rate_gbps") = 0.0, py::arg("drive_weights") = DriveWeights(), doc.c_str());
 }
 
 // Holds the storage and nothing of Python, since a thread of a lane lets go of it: a tensor may get

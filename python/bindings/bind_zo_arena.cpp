@@ -28,9 +28,10 @@ std::vector<ArenaWeight> weights_of(const std::vector<Weight>& given) {
 }
 
 ArenaOptions options_of(const std::vector<std::string>& drives, const std::string& io,
-                        std::uint64_t chunk_bytes, int threads, const DriveWeights& weights = {}) {
+                        double rate_gbps, std::uint64_t chunk_bytes, int threads,
+                        const DriveWeights& weights = {}) {
   ArenaOptions options;
-  options.store = store_options(drives, io, weights);
+  options.store = store_options(drives, io, rate_gbps, weights);
   options.chunk_bytes = chunk_bytes;
   options.threads = threads;
   return options;
@@ -38,10 +39,10 @@ ArenaOptions options_of(const std::vector<std::string>& drives, const std::strin
 
 std::optional<HeldArenaPtr> open(const std::vector<Weight>& weights,
                                  const std::vector<std::string>& drives, const std::string& io,
-                                 std::uint64_t chunk_bytes, int threads,
+                                 double rate_gbps, std::uint64_t chunk_bytes, int threads,
                                  const LimitOfTier& limits) {
   const HeldArenaPtr held = hold_arena(limits_of(limits));
-  const ArenaOptions options = options_of(drives, io, chunk_bytes, threads);
+  const ArenaOptions options = options_of(drives, io, rate_gbps, chunk_bytes, threads);
   const GilReleased unlocked;
   held->arena = ZoArena::open(held->budget, options, weights_of(weights));
   if (held->arena == nullptr) return std::nullopt;
@@ -84,11 +85,12 @@ class Tensors {
 };
 
 HeldArenaPtr create(const std::vector<Weight>& weights, const py::function& tensor_of,
-                    const std::vector<std::string>& drives, const std::string& io,
+                    const std::vector<std::string>& drives, const std::string& io, double rate_gbps,
                     std::uint64_t chunk_bytes, int threads, const LimitOfTier& limits,
                     const py::object& progress, const DriveWeights& drive_weights) {
   const HeldArenaPtr held = hold_arena(limits_of(limits));
-  const ArenaOptions options = options_of(drives, io, chunk_bytes, threads, drive_weights);
+  const ArenaOptions options =
+      options_of(drives, io, rate_gbps, chunk_bytes, threads, drive_weights);
   const std::vector<ArenaWeight> all = weights_of(weights);
   const ZoArena::Progress report = reporter_of(progress);
   Tensors tensors(tensor_of, all);
@@ -144,12 +146,14 @@ void bind_zo_arena(py::module_& m) {
       m, "ZoArena", "The base of a zeroth-order run in a store: weights that a step only reads.");
   arena
       .def_static("open", &open, py::arg("weights"), py::kw_only(), py::arg("drives"),
-                  py::arg("io"), py::arg("chunk_bytes"), py::arg("threads"), py::arg("limits"),
+                  py::arg("io"), py::arg("rate_gbps"), py::arg("chunk_bytes"), py::arg("threads"),
+                  py::arg("limits"),
                   "Each weight is name, a tensor like it, parameter group. drives: files or "
-                  "devices, none for host memory. None: there is no base yet.")
+                  "devices, none for host memory. rate_gbps: paces each drive, in 1e9 bytes a "
+                  "second; 0: as fast as it is. None: there is no base yet.")
       .def_static("create", &create, py::arg("weights"), py::arg("tensor_of"), py::kw_only(),
-                  py::arg("drives"), py::arg("io"), py::arg("chunk_bytes"), py::arg("threads"),
-                  py::arg("limits"), py::arg("progress") = py::none(),
+                  py::arg("drives"), py::arg("io"), py::arg("rate_gbps"), py::arg("chunk_bytes"),
+                  py::arg("threads"), py::arg("limits"), py::arg("progress") = py::none(),
                   py::arg("drive_weights") = DriveWeights(),
                   "Make a base from the tensor that `tensor_of` returns for the number of a "
                   "weight, called when the weight before was copied. progress: called with bytes "

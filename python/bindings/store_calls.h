@@ -21,14 +21,17 @@ namespace sluiceway {
 // How fast the drives of a new store are beside one another; none: alike.
 using DriveWeights = std::vector<std::uint32_t>;
 
-// "block" is a whole device, through whatever this system has.
+// "block" is a whole device, through whatever this system has; rate_gbps: open_io.h.
 inline StoreOptions store_options(const std::vector<std::string>& drives, const std::string& io,
-                                  const DriveWeights& weights = {}) {
+                                  double rate_gbps, const DriveWeights& weights = {}) {
   SLUICEWAY_CHECK(weights.empty() || weights.size() == drives.size(), "store: ", weights.size(),
                   " weights, expected one for each of the ", drives.size(), " drives, or none");
+  SLUICEWAY_CHECK(rate_gbps == 0 || !drives.empty(), "store: rate_gbps is ", rate_gbps,
+                  ", but tier is host, which has no drive to pace; leave it out, or set tier disk");
   StoreOptions store;
   store.drives = drives;
   store.weights = weights;
+  store.rate_gbps = rate_gbps;
   store.whole_device = io == "block";
   store.io = parse_io_choice(store.whole_device ? "auto" : io);
   return store;

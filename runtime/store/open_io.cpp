@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <system_error>
 #include <utility>
 
@@ -58,8 +59,15 @@ IoChoice parse_io_choice(std::string_view name) {
 std::unique_ptr<RawIo> open_io(const std::string& path, const OpenOptions& options) {
   SLUICEWAY_CHECK(options.depth >= 1 && options.depth <= OpenOptions::kMostDepth, "open_io: ", path,
                   ": depth ", options.depth, ", expected 1 to ", OpenOptions::kMostDepth);
+  SLUICEWAY_CHECK(std::isfinite(options.rate_gbps) && options.rate_gbps >= 0, "open_io: ", path,
+                  ": rate is ", options.rate_gbps, " GB/s, expected 0 (not paced) or more");
+  const bool paced = options.rate_gbps > 0;
+  SLUICEWAY_CHECK(!paced || options.io != IoChoice::kUring, "open_io: ", path,
+                  ": a paced drive cannot be used through uring; choose auto or posix");
   DriveFile file(path, options);
-  if (options.io == IoChoice::kPosix) return make_posix_io(std::move(file), options.depth, "");
+  if (paced || options.io == IoChoice::kPosix) {
+    return make_posix_io(std::move(file), options.depth, "", options.rate_gbps);
+  }
   try {
     return make_uring_io(file, options.depth, options.memory);
   } catch (const Unavailable& error) {

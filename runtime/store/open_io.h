@@ -7,9 +7,13 @@
 // without it and hold the lock until they end. Whoever opens the drive next waits for them, at most
 // `busy_wait`, so that no write of the dead process lands after the new one has read.
 //
+// A paced drive (wire.h) carries reads and writes one after another and goes through threads, which
+// can wait for its rate.
+//
 // Errors: IoError, with path and errno: does not exist, may not be written, belongs to another
 //         process (EBUSY). InvalidArgument: neither file nor block device, a block device without
-//         `whole_device` or with content (the text names it), a bad depth. Unavailable: uring was
+//         `whole_device` or with content (the text names it), a bad depth or rate, a
+//         rate for uring. Unavailable: uring was
 //         requested and cannot be used, with the reason. Nothing on the drive was changed.
 #pragma once
 
@@ -39,6 +43,7 @@ struct OpenOptions {
   bool whole_device = false;                  // Allows a block device, and overwrites its content.
   std::chrono::milliseconds busy_wait{2000};  // Longest wait for a drive in use.
   std::span<std::byte> memory{};  // Offered to io_uring for registration; outlives the drive.
+  double rate_gbps = 0;           // Paces the drive, in 1e9 bytes per second; 0: as fast as it is.
 };
 
 [[nodiscard]] std::unique_ptr<RawIo> open_io(const std::string& path, const OpenOptions& options);

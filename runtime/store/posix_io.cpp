@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <memory>
 #include <utility>
 
+#include "runtime/device/wire.h"
 #include "runtime/store/io_threads.h"
 
 namespace sluiceway {
@@ -12,11 +14,12 @@ namespace {
 
 class PosixIo final : public RawIo {
  public:
-  PosixIo(DriveFile file, std::size_t depth, std::string note)
+  PosixIo(DriveFile file, std::size_t depth, std::string note, double rate_gbps)
       : RawIo(properties_of(file, depth, std::move(note))),
         file_(std::move(file)),
+        wire_(rate_gbps > 0 ? std::make_unique<Wire>(rate_gbps, 0.0) : nullptr),
         threads_("posix io", depth,
-                 [this](const RawRequest& request) { return perform(request); }) {}
+                 [this](const RawRequest& request) { return perform_paced(request); }) {}
 
   void submit(const RawRequest& request, Done done) override {
     threads_.submit(request, std::move(done));
@@ -34,6 +37,14 @@ class PosixIo final : public RawIo {
     return properties;
   }
 
+  RawResult perform_paced(const RawRequest& request) const noexcept {
+    if (wire_ == nullptr) return perform(request);
+    const WireSchedule::Slot slot = wire_->take(request.bytes.size());
+    const RawResult result = perform(request);
+    if (Wire::sleep_until_due(slot)) wire_->woke(slot);
+    return result;
+  }
+
   RawResult perform(const RawRequest& request) const noexcept {
     const auto offset = static_cast<off_t>(request.offset);
     void* const data = request.bytes.data();
@@ -45,13 +56,15 @@ class PosixIo final : public RawIo {
   }
 
   DriveFile file_;
-  IoThreads threads_;  // Last: its threads end before the file is closed.
+  std::unique_ptr<Wire> wire_;  // Null: not paced.
+  IoThreads threads_;           // Last: its threads end before the file is closed.
 };
 
 }  // namespace
 
-std::unique_ptr<RawIo> make_posix_io(DriveFile file, std::size_t depth, std::string note) {
-  return std::make_unique<PosixIo>(std::move(file), depth, std::move(note));
+std::unique_ptr<RawIo> make_posix_io(DriveFile file, std::size_t depth, std::string note,
+                                     double rate_gbps) {
+  return std::make_unique<PosixIo>(std::move(file), depth, std::move(note), rate_gbps);
 }
 
 }  // namespace sluiceway

@@ -26,6 +26,7 @@ std::unique_ptr<ChunkStore> on_drives(Budget& budget, const StoreOptions& option
                                       const Contents& contents, std::span<std::byte> memory) {
   OpenOptions open;
   open.io = options.io;
+  open.rate_gbps = options.rate_gbps;
   open.depth = kDriveDepth;
   open.whole_device = options.whole_device;
   open.memory = memory;

@@ -26,6 +26,7 @@ using StoreOpener = std::function<std::unique_ptr<ChunkStore>(
 struct StoreOptions {
   std::vector<std::string> drives;  // Files or block devices; empty: host memory.
   IoChoice io = IoChoice::kAuto;
+  double rate_gbps = 0;                // Paces each drive (open_io.h); 0: as fast as it is.
   bool whole_device = false;           // Block devices are allowed.
   std::vector<std::uint32_t> weights;  // Drives in proportion to their rates; empty: equal.
   StoreOpener opener = {};             // Replaces all of the above: drives of another kind.

@@ -24,6 +24,7 @@ _CHANGEABLE = (
     "budget",
     "schedule",
     "store.io",  # The same bytes, read in another way.
+    "store.rate_gbps",
     "trace",
     "model.path",  # Weights come from the save.
     "data.train",  # The tokens have to be the same: the loop checks them.

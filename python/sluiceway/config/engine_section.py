@@ -90,11 +90,16 @@ class TieredSection(EngineSection):
         return self.tier == "disk"
 
     def check_available(self, config: Config) -> None:
-        """Refuse a path for the store if the tier has no store."""
+        """Refuse options of the store that go with no tier, or not with each other."""
         if not self._is_on_disk and config.store.path is not None:
             raise InvalidArgument(
                 f"store.path is {config.store.place}, but engine.tier is {self.tier}, which keeps "
                 "nothing on disk; leave it out, or set engine.tier: disk"
+            )
+        if not self._is_on_disk and config.store.rate_gbps is not None:
+            raise InvalidArgument(
+                f"store.rate_gbps is {config.store.rate_gbps:g}, but engine.tier is {self.tier}, "
+                "which has no drive to pace; leave it out, or set engine.tier: disk"
             )
         if config.store.io == "block" and config.store.path is None:
             raise InvalidArgument("store.io is block, but store.path is missing; name the device")

@@ -6,7 +6,14 @@ import os
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from sluiceway.config.fields import Float, Int, Natural, NotNegative, Positive, Size
 from sluiceway.config.options import Options, option
@@ -61,7 +68,19 @@ class StoreOptions(Options):
         "Interface to the disk: uring, or posix with threads; auto is uring if the system allows "
         "it. block takes a whole block device, and overwrites what is on it.",
     )
+    rate_gbps: Rate | None = option(
+        None,
+        "Paces each drive at this rate in GB/s (1e9 bytes), reads and writes together, as if it "
+        "were a slower one. Not with io uring. By default a drive is as fast as it is.",
+    )
     chunk: Size = option(4 << 20, "Bytes of a state that move as one piece; a multiple of 8 KiB.")
+
+    @field_validator("rate_gbps")
+    @classmethod
+    def _threads_wait_for_it(cls, rate: float | None, field: ValidationInfo) -> float | None:
+        if rate is not None and field.data.get("io") == "uring":
+            raise ValueError(f"is {rate:g}, but io is uring, which cannot pace; take io auto")
+        return rate
 
     @field_validator("path")
     @classmethod

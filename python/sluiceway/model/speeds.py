@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,17 @@ def link_of(config: Config, speeds: dict[str, Any]) -> Link:
 def disk_speed(config: Config) -> dict[str, Any]:
     """Return `disk_gbps`, for simultaneous reads and writes at the store's place, and its source.
 
-    For several drives it is the combined rate of drives striped by their measured rates.
+    For several drives it is the combined rate of drives striped by their measured rates. It is at
+    most the config's pace for them.
     """
+    found, store = _unpaced_disk_speed(config), config.store
+    pace = math.inf if store.rate_gbps is None else store.rate_gbps * max(1, len(store.paths))
+    if (found["disk_gbps"] or math.inf) <= pace:
+        return found
+    return {"disk_gbps": pace, "disk_gbps_from": "store.rate_gbps"}
+
+
+def _unpaced_disk_speed(config: Config) -> dict[str, Any]:
     if config.device.disk_gbps:
         return {"disk_gbps": config.device.disk_gbps, "disk_gbps_from": "config"}
     if config.store.io == "block":

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <thread>
 
 #include "kernels/base/error.h"
@@ -53,6 +54,43 @@ TEST(OpenIoTest, FileInMemorySaysThatItIsNotDirect) {
   const ScratchPath path(memory_folder());
   create_drive_file(path.str(), 1 << 20);
   EXPECT_FALSE(open_io(path.str(), kPosix)->properties().direct);
+}
+
+TEST(OpenIoTest, PacedDriveCarriesReadsAndWritesOneAfterAnother) {
+  constexpr std::size_t kPart = 1 << 20;
+  const ScratchPath path;
+  create_drive_file(path.str(), 4 * kPart);
+  const auto io = open_io(path.str(), {.busy_wait = kAtOnce, .rate_gbps = 0.1});
+  EXPECT_EQ(io->properties().backend, "posix");
+  const AlignedBytes bytes(4 * kPart);
+  const auto began = std::chrono::steady_clock::now();
+  Countdown left(4);
+  for (std::size_t part = 0; part < 4; ++part) {
+    const IoKind kind = part % 2 == 0 ? IoKind::kWrite : IoKind::kRead;
+    io->submit({kind, part * kPart, bytes.span(part * kPart, kPart)}, [&](RawResult result) {
+      EXPECT_EQ(result.error_number, 0);
+      EXPECT_EQ(result.bytes, kPart);
+      left.down();
+    });
+  }
+  left.wait();
+  // Only the lower bound holds on a busy machine.
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  EXPECT_GE(took.count(), 4 * kPart / 0.1e9);
+}
+
+TEST(OpenIoTest, RateThatNoDriveCanHaveIsRefused) {
+  const ScratchPath path;
+  create_drive_file(path.str(), 1 << 20);
+  for (const double rate :
+       {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT([&] { (void)open_io(path.str(), {.busy_wait = kAtOnce, .rate_gbps = rate}); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("expected 0 (not paced) or more")))
+        << rate;
+  }
+  const OpenOptions uring{.io = IoChoice::kUring, .busy_wait = kAtOnce, .rate_gbps = 1};
+  EXPECT_THAT([&] { (void)open_io(path.str(), uring); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("choose auto or posix")));
 }
 
 TEST(OpenIoTest, MissingFileIsNamed) {

@@ -134,6 +134,7 @@ def open_engine(
     }
     specs = tensor_specs(weights)
     with drives_for(owner, options.tier, options.paths, options.io) as drives:
+        "rate_gbps": options.rate_gbps or 0.0,
         keywords["drive_weights"] = weights_of_new(owner, drives, options.io)
 
         def made(spill: str) -> _core.OffloadEngine:

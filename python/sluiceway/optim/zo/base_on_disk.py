@@ -77,6 +77,7 @@ class BaseOnDisk(LogAndBase):
         options: dict[str, Any] = {
             "drives": drives,
             "io": store.io,
+            "rate_gbps": store.rate_gbps or 0.0,
             "chunk_bytes": store.chunk,
             "threads": torch.get_num_threads(),
             "limits": tier_limits(self._training.options.budget, self._training.device),

@@ -274,6 +274,38 @@ def test_tmpfs_works_with_a_warning(memory_folder):
         run(model, opt, 1)
 
 
+def test_a_paced_drive_takes_at_least_the_time_of_its_bytes(tmp_path):
+    model, rate = words(), 0.02
+    with offload(model, tmp_path / "s", rate_gbps=rate) as opt:
+        began = time.perf_counter()
+        run(model, opt, 2)
+        opt.synchronize()
+        took = time.perf_counter() - began
+        moved = opt.stats()["bytes"]
+    each = moved["disk_read"] + moved["disk_written"]
+    assert each > 0
+    assert took >= each / (1e9 * rate)  # Two steps have twice these bytes, less a last commit.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"io": "uring", "rate_gbps": 1}, "io is uring, which cannot pace"),
+        ({"rate_gbps": 0}, "expected above 0 GB/s"),
+        ({"rate_gbps": float("inf")}, "rate_gbps"),
+    ],
+)
+def test_a_pace_that_no_drive_can_have_is_refused(tmp_path, options, message):
+    with pytest.raises(sw.errors.InvalidArgument, match=message):
+        offload(words(), tmp_path / "s", **options)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_pace_without_a_drive_is_refused():
+    with pytest.raises(sw.errors.InvalidArgument, match="no drive to pace"):
+        offload(words(), rate_gbps=1)
+
+
 def test_a_store_on_a_disk_warns_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
