@@ -295,11 +295,11 @@ void bind_footprints(py::module_& m) {
   m.def(
       "fetch_footprint",
       [](const std::vector<TensorSpec>& tensors, const std::vector<std::vector<int>>& blocks,
-         int ahead) {
-        const SlotPlan plan = WeightFetch::plan(tensors, blocks, ahead);
+         int ahead, std::int64_t chunk_elems) {
+        const SlotPlan plan = WeightFetch::plan(tensors, blocks, ahead, chunk_elems);
         return std::pair(plan.bytes, plan.staging_bytes);
       },
-      py::arg("tensors"), py::arg("blocks"), py::arg("ahead"),
+      py::arg("tensors"), py::arg("blocks"), py::arg("ahead"), py::arg("chunk_elems"),
       "Bytes on the device, and of page-locked memory, that an engine's stream() takes.");
 }
 

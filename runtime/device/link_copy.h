@@ -50,6 +50,7 @@ class LinkCopy {
   // cross. Throws InvalidArgument on other devices, whose bus can only copy.
   void cross(std::size_t bytes, const std::function<void()>& work);
 
+  bool is_paced() const noexcept { return wire_ != nullptr; }
   std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
 
  private:

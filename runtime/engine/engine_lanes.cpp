@@ -38,6 +38,8 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
                          const LanePlan& plan, int key_count)
     : device_(options.device),
       plan_(plan),
+      order_(options.order),
+      check_interrupt_(options.check_interrupt),
       key_count_(key_count),
       budget_(options.budget ? *options.budget : Budget(options.limits)),
       resident_(budget_.reserve(Tier::kDevice, options.resident_bytes, "the model")),
@@ -59,8 +61,7 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
   streams_.reserve(lanes.size());  // The executor holds their addresses.
   for (const LaneSpec& lane : lanes) {
     const auto id = static_cast<LaneId>(streams_.size());
-    const LinkCopy::Config& link =
-        lane.crosses == LinkDirection::kDeviceToHost ? options.d2h : options.h2d;
+    const LinkCopy& link = lane.crosses == LinkDirection::kDeviceToHost ? *d2h_ : *h2d_;
     const Stream::Options thread{
         .name = "sw-" + lane.name,
         .cpu = lane.cpu,
@@ -77,6 +78,16 @@ EngineLanes::EngineLanes(const Options& options, const std::vector<LaneSpec>& la
     config.lanes.push_back({lane.name, &streams_.back(), lane.depth, trace_->add_row(lane.name)});
   }
   executor_ = std::make_unique<Executor>(std::move(config));
+}
+
+EngineLanes::Options EngineLanes::beside() const {
+  Options options(device_);
+  options.links_of = this;
+  options.budget = budget_;
+  options.trace = trace_;
+  options.order = order_;
+  options.check_interrupt = check_interrupt_;
+  return options;
 }
 
 Stream& EngineLanes::compute(StreamRef compute) {

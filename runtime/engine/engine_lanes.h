@@ -62,7 +62,8 @@ class EngineLanes {
 
     DeviceId device;
     LinkCopy::Config d2h, h2d;
-    const EngineLanes* links_of = nullptr;  // Whose links to share; null: own links of this pace.
+    // Whose links to share, only while the lanes are made; null: own links of this pace.
+    const EngineLanes* links_of = nullptr;
     Budget::Limits limits{};
     std::optional<Budget> budget = {};  // Shared with other users of it; else owned.
     std::shared_ptr<Trace> trace = {};  // Shared with earlier or later lanes; else owned.
@@ -76,6 +77,9 @@ class EngineLanes {
   EngineLanes(const EngineLanes&) = delete;
   EngineLanes& operator=(const EngineLanes&) = delete;
   ~EngineLanes() = default;
+
+  // Options of further lanes that use the links, budget and trace of these.
+  Options beside() const;
 
   DeviceId device() const noexcept { return device_; }
   const LanePlan& plan() const noexcept { return plan_; }
@@ -112,6 +116,8 @@ class EngineLanes {
  private:
   DeviceId device_;
   LanePlan plan_;
+  Order order_;
+  std::function<void()> check_interrupt_;
   int key_count_;
   Budget budget_;
   Budget::Reservation resident_;

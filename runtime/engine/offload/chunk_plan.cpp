@@ -29,10 +29,14 @@ ChunkPlan::ChunkPlan(std::span<const std::int64_t> tensor_elems, std::int64_t ch
   }
 }
 
+// All but the last are equal, and whole blocks, so no chunk is nearly empty.
+std::int64_t ChunkPlan::elems_of_each(std::int64_t elems, std::int64_t chunk_elems) {
+  const std::int64_t count = (elems + chunk_elems - 1) / chunk_elems;
+  return round_up((elems + count - 1) / count, kStoredAlignment);
+}
+
 void ChunkPlan::place_large(int tensor, std::int64_t elems) {
-  const std::int64_t count = (elems + chunk_elems_ - 1) / chunk_elems_;
-  // All but the last are equal, and whole blocks, so no chunk is nearly empty.
-  const std::int64_t each = round_up((elems + count - 1) / count, kStoredAlignment);
+  const std::int64_t each = elems_of_each(elems, chunk_elems_);
   for (std::int64_t first = 0; first < elems; first += each) {
     chunks_.emplace_back();
     add(chunks_.back(), {tensor, first, std::min(each, elems - first), 0});

@@ -41,6 +41,9 @@ class ChunkPlan {
   explicit ChunkPlan(std::span<const std::int64_t> tensor_elems,
                      std::int64_t chunk_elems = kChunkElems);
 
+  // Returns the elements in each of a large tensor's own chunks but the last.
+  static std::int64_t elems_of_each(std::int64_t elems, std::int64_t chunk_elems);
+
   const std::vector<PlannedChunk>& chunks() const noexcept { return chunks_; }
   // Returns the chunks that hold parts of a tensor, in order of its elements.
   std::span<const int> of_tensor(int tensor) const { return of_tensor_.at(index(tensor)); }

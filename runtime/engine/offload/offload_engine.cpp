@@ -341,10 +341,11 @@ void OffloadEngine::synchronize() {
 
 // While a step's gradients are gathered, everything is committed, and only updates that this step
 // may still take back are staged.
-void OffloadEngine::start_read(int index, std::span<std::byte> into, ChunkStore::Done done) {
+void OffloadEngine::start_read(int index, std::uint64_t first, std::span<std::byte> into,
+                               ChunkStore::Done done) {
   lanes_.executor().wait(groups_.update(groups_.of_tensor(index)));
   const auto changing = room_.changing();
-  stream_.read_weight(index, uncommitted_ ? Version::kStaged : Version::kLive, into,
+  stream_.read_weight(index, uncommitted_ ? Version::kStaged : Version::kLive, first, into,
                       std::move(done));
 }
 
@@ -355,7 +356,7 @@ void OffloadEngine::read_weight(int index, std::span<std::byte> into) {
                   tensor(index).name, " into ", into.size(),
                   " bytes, expected a streamed tensor and ", bytes, " bytes");
   std::promise<void> ended;
-  start_read(index, into, [&ended](const std::exception_ptr& error) {
+  start_read(index, 0, into, [&ended](const std::exception_ptr& error) {
     error ? ended.set_exception(error) : ended.set_value();
   });
   ended.get_future().get();
@@ -363,17 +364,13 @@ void OffloadEngine::read_weight(int index, std::span<std::byte> into) {
 
 void OffloadEngine::stream(const std::vector<std::vector<int>>& blocks, int ahead) {
   check_begun("stream");
-  EngineLanes::Options lanes = options_.lanes;
-  lanes.budget = lanes_.budget();
-  lanes.trace = lanes_.shared_trace();
-  lanes.links_of = &lanes_;
-  lanes.resident_bytes = 0;
   WeightFetch::Reader reader;
-  reader.read = [this](int index, std::span<std::byte> into, ChunkStore::Done done) {
-    start_read(index, into, std::move(done));
-  };
+  reader.read = [this](int index, std::uint64_t first, std::span<std::byte> into,
+                       ChunkStore::Done done) { start_read(index, first, into, std::move(done)); };
   reader.is_disk = !is_in_memory(options_.store);
-  fetch_ = std::make_unique<WeightFetch>(lanes, std::move(reader), tensors_, blocks, ahead);
+  reader.chunk_elems = options_.chunk_elems;
+  fetch_ =
+      std::make_unique<WeightFetch>(lanes_.beside(), std::move(reader), tensors_, blocks, ahead);
 }
 
 WeightFetch& OffloadEngine::fetch() {

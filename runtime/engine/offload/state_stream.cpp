@@ -155,10 +155,17 @@ ChunkId StateStream::state_chunk(int chunk, std::size_t part) const {
 
 // ---- Streamed weights ---------------------------------------------------------------------------
 
-void StateStream::read_weight(int tensor, Version version, std::span<std::byte> into,
-                              ChunkStore::Done done) {
+void StateStream::read_weight(int tensor, Version version, std::uint64_t first,
+                              std::span<std::byte> into, ChunkStore::Done done) {
   const std::size_t width = size_bytes(types_.weights[static_cast<std::size_t>(tensor)]);
-  const std::span<const int> chunks = plan_.of_tensor(tensor);
+  const auto begin_of = [&](int chunk) {
+    const PlannedChunk& planned = plan_.chunks()[static_cast<std::size_t>(chunk)];
+    return static_cast<std::uint64_t>(planned.pieces.front().first) * width;
+  };
+  std::vector<int> chunks;
+  std::ranges::copy_if(plan_.of_tensor(tensor), std::back_inserter(chunks), [&](int chunk) {
+    return begin_of(chunk) >= first && begin_of(chunk) < first + into.size();
+  });
   const auto all =
       std::make_shared<Countdown>(static_cast<int>(chunks.size()), HopDone(std::move(done)));
   for (const int chunk : chunks) {
@@ -166,8 +173,7 @@ void StateStream::read_weight(int tensor, Version version, std::span<std::byte> 
       const PlannedChunk& planned = plan_.chunks()[static_cast<std::size_t>(chunk)];
       const StateForm form(types_.codec, planned, types_.weights, types_.streamed);
       const std::size_t part = form.weight_part();
-      const auto first = static_cast<std::size_t>(planned.pieces.front().first);
-      const auto to = into.subspan(first * width, form.bytes_of(part));
+      const auto to = into.subspan(begin_of(chunk) - first, form.bytes_of(part));
       if (types_.in_place) {
         std::ranges::copy(state_memory(chunk, form, part), to.begin());
         return ended(nullptr);

@@ -1,5 +1,6 @@
 #include "runtime/engine/offload/weight_fetch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -48,8 +49,17 @@ std::vector<StreamedWeight> uses_of(std::span<const TensorSpec> tensors,
   return uses;
 }
 
+// Whole chunks, as they are read.
+std::uint64_t part_bytes_of(const TensorSpec& tensor, std::int64_t chunk_elems) {
+  const auto each =
+      static_cast<std::uint64_t>(ChunkPlan::elems_of_each(tensor.elems(), chunk_elems)) *
+      size_bytes(tensor.dtype);
+  const std::uint64_t chunks = std::max<std::uint64_t>(1, WeightFetch::kPartBytes / each);
+  return std::min(chunks * each, tensor.stored_weight_bytes());
+}
+
 RingDepth depth_of(int ahead) {
-  SLUICEWAY_CHECK(ahead >= 1, "WeightFetch: ", ahead, " blocks ahead, expected at least 1");
+  SLUICEWAY_CHECK(ahead >= 0, "WeightFetch: ", ahead, " blocks ahead, expected 0 or more");
   RingDepth depth;
   depth.pairs = 1 + ahead;
   depth.staging = 1;
@@ -70,14 +80,16 @@ WeightRingOptions ring_options(const EngineLanes::Options& lanes, WeightSource& 
 }  // namespace
 
 SlotPlan WeightFetch::plan(std::span<const TensorSpec> tensors,
-                           const std::vector<std::vector<int>>& blocks, int ahead) {
+                           const std::vector<std::vector<int>>& blocks, int ahead,
+                           std::int64_t chunk_elems) {
   const std::vector<StreamedWeight> uses = uses_of(tensors, blocks);
-  std::vector<std::uint64_t> read_bytes;
-  read_bytes.reserve(uses.size());
+  std::vector<ReadSize> reads;
+  reads.reserve(uses.size());
   for (const StreamedWeight& use : uses) {
-    read_bytes.push_back(tensors[static_cast<std::size_t>(use.source)].stored_weight_bytes());
+    const TensorSpec& tensor = tensors[static_cast<std::size_t>(use.source)];
+    reads.push_back({tensor.stored_weight_bytes(), part_bytes_of(tensor, chunk_elems)});
   }
-  return plan_slots(uses, std::vector<bool>(uses.size()), read_bytes, depth_of(ahead));
+  return plan_slots(uses, std::vector<bool>(uses.size()), reads, depth_of(ahead));
 }
 
 WeightFetch::WeightFetch(const EngineLanes::Options& lanes, Reader reader,
@@ -143,7 +155,16 @@ std::uint64_t WeightFetch::read_bytes(std::size_t weight) const {
 }
 
 void WeightFetch::read(std::size_t weight, std::span<std::byte> into, Done done) {
-  reader_.read(static_cast<int>(weight), into, std::move(done));
+  read_part(weight, 0, into, std::move(done));
+}
+
+std::uint64_t WeightFetch::part_bytes(std::size_t weight) const {
+  return part_bytes_of(tensors_[weight], reader_.chunk_elems);
+}
+
+void WeightFetch::read_part(std::size_t weight, std::uint64_t first, std::span<std::byte> into,
+                            Done done) {
+  reader_.read(static_cast<int>(weight), first, into, std::move(done));
 }
 
 }  // namespace sluiceway

@@ -6,17 +6,18 @@
 //   finish()
 //
 // A block's weights arrive in slots of a direct ring (weight_ring.h) while earlier blocks compute,
-// `ahead` blocks before their turn. Other orders work and are slower: a forward without a backward,
-// a block that is skipped or run twice. begin() starts a pass, and the first acquire() does so if
-// nobody else has; so does a forward after a backward, while no block is acquired. Between finish()
-// and the next pass nothing is read, since a step then changes weights.
+// `ahead` blocks before their turn; with 0 a fetch begins in the turn. Other orders work and are
+// slower: a forward without a backward, a block that is skipped or run twice. begin() starts a
+// pass, and the first acquire() does so if nobody else has; so does a forward after a backward,
+// while no block is acquired. Between finish() and the next pass nothing is read, since a step then
+// changes weights.
 //
 // Thread safety: one thread at a time calls.
 // Lifetime:      `tensors`, what `reader` uses, and every stream passed in, outlive it; its
-// destructor waits
-//                for reads in flight.
+//                destructor waits for reads in flight.
 // Errors:        those of WeightRing.
-// Cost:          device: slots for 1 + `ahead` blocks. Pinned tier: for the weights of one block.
+// Cost:          device: slots for 1 + `ahead` blocks. Pinned tier: a few parts of weights, which
+//                do not grow with the blocks (SlotPlan::kPartsBytes).
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "runtime/engine/engine_lanes.h"
+#include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/state_store.h"
 #include "runtime/engine/stream/ring_client.h"
 #include "runtime/engine/stream/weight_ring.h"
@@ -35,15 +37,19 @@ namespace sluiceway {
 class WeightFetch final : private WeightSource {
  public:
   struct Reader {
-    // Reads the weight after its last update, which it waits for: stored_weight_bytes().
-    std::function<void(int tensor, std::span<std::byte> into, Done done)> read;
+    // Reads whole chunks of the weight after its last update, which it waits for: those that fill
+    // `into`, from byte `first` of its stored_weight_bytes() on.
+    std::function<void(int tensor, std::uint64_t first, std::span<std::byte> into, Done done)> read;
     bool is_disk = true;
+    std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   };
+  static constexpr std::uint64_t kPartBytes = std::uint64_t{8} << 20;  // Of a read, at most.
   enum class Phase : std::uint8_t { kForward, kBackward };
 
   // Returns the slots that an object has.
   static SlotPlan plan(std::span<const TensorSpec> tensors,
-                       const std::vector<std::vector<int>>& blocks, int ahead);
+                       const std::vector<std::vector<int>>& blocks, int ahead,
+                       std::int64_t chunk_elems);
 
   // `blocks`: numbers of their tensors. InvalidArgument: no block, or one without tensors.
   WeightFetch(const EngineLanes::Options& lanes, Reader reader, std::span<const TensorSpec> tensors,
@@ -68,6 +74,9 @@ class WeightFetch final : private WeightSource {
   std::uint64_t read_bytes(std::size_t weight) const override;
   bool is_disk() const override { return reader_.is_disk; }
   void read(std::size_t weight, std::span<std::byte> into, Done done) override;
+  std::uint64_t part_bytes(std::size_t weight) const override;
+  void read_part(std::size_t weight, std::uint64_t first, std::span<std::byte> into,
+                 Done done) override;
   int first_use(Phase phase, int block) const;
 
   Reader reader_;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/stream_ref.h"
@@ -52,6 +53,13 @@ class WeightSource {
   virtual bool is_disk() const { return true; }  // Whether its reads count as disk reads.
   // Asynchronous; `done` may run on any thread, and must not throw or wait.
   virtual void read(std::size_t weight, std::span<std::byte> into, Done done) = 0;
+
+  // A direct ring reads a weight in parts of this size, the last one perhaps smaller, in order.
+  virtual std::uint64_t part_bytes(std::size_t weight) const { return read_bytes(weight); }
+  virtual void read_part(std::size_t weight, std::uint64_t /*first*/, std::span<std::byte> into,
+                         Done done) {
+    read(weight, into, std::move(done));
+  }
 };
 
 // A weight on the device, and the copies that one turn reads.

@@ -22,6 +22,10 @@ std::uint64_t RingHops::read_bytes(int use) const {
   return source < 0 ? 0 : config_.source->read_bytes(static_cast<std::size_t>(source));
 }
 
+std::uint64_t RingHops::part_bytes(int use) const {
+  return config_.source->part_bytes(static_cast<std::size_t>(weight(use).source));
+}
+
 Hop RingHops::read(int use, std::byte* staging, AtEndPtr end) {
   Hop hop;
   hop.lane = ring_lanes::kDisk;
@@ -30,12 +34,28 @@ Hop RingHops::read(int use, std::byte* staging, AtEndPtr end) {
                                                                             const HopDone& done) {
     before(ring_lanes::kDisk, use);
     config_.source->read(static_cast<std::size_t>(weight(use).source), {staging, bytes},
-                         [this, bytes, done](std::exception_ptr error) {
-                           if (!error && config_.source->is_disk()) disk_read_ += bytes;
-                           done(std::move(error));
-                         });
+                         counted(bytes, done));
   };
   return hop;
+}
+
+Hop RingHops::read_part(int use, std::uint64_t first, std::span<std::byte> staging) {
+  Hop hop;
+  hop.lane = ring_lanes::kDisk;
+  hop.bytes = staging.size();
+  hop.start = [this, use, first, staging](StreamRef, const HopDone& done) {
+    before(ring_lanes::kDisk, use);
+    config_.source->read_part(static_cast<std::size_t>(weight(use).source), first, staging,
+                              counted(staging.size(), done));
+  };
+  return hop;
+}
+
+WeightSource::Done RingHops::counted(std::uint64_t bytes, const HopDone& done) {
+  return [this, bytes, done](std::exception_ptr error) {
+    if (!error && config_.source->is_disk()) disk_read_ += bytes;
+    done(std::move(error));
+  };
 }
 
 Hop RingHops::await(LaneId lane, std::vector<Event> events) {
@@ -62,6 +82,18 @@ Hop RingHops::copy(int use, const std::byte* staging, std::byte* to, std::vector
   hop.run = [this, use, from, to, bytes = hop.bytes, ends = std::move(ends)](StreamRef stream) {
     before(ring_lanes::kH2d, use);
     lanes_.h2d().copy(to, from, bytes, stream);
+  };
+  return hop;
+}
+
+Hop RingHops::copy_part(int use, std::span<const std::byte> staging, std::byte* to,
+                        std::vector<AtEndPtr> ends) {
+  Hop hop;
+  hop.lane = ring_lanes::kH2d;
+  hop.bytes = staging.size();
+  hop.run = [this, use, staging, to, ends = std::move(ends)](StreamRef stream) {
+    before(ring_lanes::kH2d, use);
+    lanes_.h2d().copy(to, staging.data(), staging.size(), stream);
   };
   return hop;
 }

@@ -97,7 +97,12 @@ class RingHops {
 
   // Returns the bytes read from the source; 0 where the use is in host memory.
   std::uint64_t read_bytes(int use) const;
+  std::uint64_t part_bytes(int use) const;
   Hop read(int use, std::byte* staging, AtEndPtr end);
+  // In a direct ring: a part of the use, from byte `first` on.
+  Hop read_part(int use, std::uint64_t first, std::span<std::byte> staging);
+  Hop copy_part(int use, std::span<const std::byte> staging, std::byte* to,
+                std::vector<AtEndPtr> ends);
   // Waits in the lane without a thread.
   static Hop await(LaneId lane, std::vector<Event> events);
   // Copies from host memory, or from the place of its read.
@@ -119,6 +124,7 @@ class RingHops {
     return weight(first_use_[static_cast<std::size_t>(use)]);
   }
   void before(LaneId lane, int use) const;
+  WeightSource::Done counted(std::uint64_t bytes, const HopDone& done);
 
   Config config_;
   EngineLanes& lanes_;

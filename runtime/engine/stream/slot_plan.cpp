@@ -64,7 +64,7 @@ SlotClass make_class(std::span<const SlotUse> uses, RingDepth depth, std::uint64
   made.arrivals = depth.direct ? 0 : most_at_once(uses, arriving(uses, depth), arrives);
   made.copies = depth.direct ? 1 : 2;
   made.pairs = most_at_once(uses, {depth.pairs}, of_class);
-  made.staging = most_at_once(uses, {depth.staging}, is_read);
+  made.staging = depth.direct ? 0 : most_at_once(uses, {depth.staging}, is_read);
   std::uint64_t most = 0, most_copied = 0;
   for (const SlotUse& use : uses) {
     if (is_read(use)) most = std::max(most, use.read_bytes);
@@ -74,6 +74,39 @@ SlotClass make_class(std::span<const SlotUse> uses, RingDepth depth, std::uint64
   made.copy_slot_bytes = round_up(most_copied, SlotPlan::kSlotAlignment);
   made.staging_slot_bytes = round_up(most, SlotPlan::kStagingAlignment);
   return made;
+}
+
+void check_uses(std::span<const SlotUse> uses, const RingDepth& depth) {
+  SLUICEWAY_CHECK(depth.arrivals >= 1 && depth.pairs >= 1 && depth.staging >= 1,
+                  "plan_slots: depths are ", depth.arrivals, " modules of arrivals, ", depth.pairs,
+                  " of pairs and ", depth.staging, " of staging, expected at least 1 of each");
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    SLUICEWAY_CHECK(uses[i].bytes > 0, "plan_slots: use ", i, " has 0 bytes, expected 1 or more");
+    SLUICEWAY_CHECK(i == 0 || uses[i - 1].module <= uses[i].module, "plan_slots: use ", i,
+                    " is of module ", uses[i].module, ", expected at least ",
+                    i == 0 ? 0 : uses[i - 1].module, ", the module of the use before");
+    SLUICEWAY_CHECK(uses[i].read_bytes == 0 || uses[i].read_bytes >= uses[i].bytes,
+                    "plan_slots: use ", i, " is read as ", uses[i].read_bytes,
+                    " bytes, expected at least ", uses[i].bytes);
+    SLUICEWAY_CHECK(!depth.direct || uses[i].read_bytes == 0 || uses[i].part_bytes > 0,
+                    "plan_slots: use ", i, " is read in parts of 0 bytes, expected 1 or more");
+  }
+}
+
+// Parts share slots: at least two, so that one is read while another crosses.
+void plan_parts(SlotPlan& plan, std::span<const SlotUse> uses) {
+  std::vector<int> most(plan.classes.size());
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    plan.part_slot_bytes = std::max(plan.part_slot_bytes, uses[i].part_bytes);
+    int& parts = most[static_cast<std::size_t>(plan.class_of[i])];
+    parts = std::max(parts, uses[i].parts());
+  }
+  if (plan.part_slot_bytes == 0) return;  // Nothing is read.
+  for (std::size_t i = 0; i < most.size(); ++i) plan.most_parts += most[i] * plan.classes[i].pairs;
+  plan.part_slot_bytes = round_up(plan.part_slot_bytes, SlotPlan::kStagingAlignment);
+  const auto room = static_cast<int>(SlotPlan::kPartsBytes / plan.part_slot_bytes);
+  plan.part_slots = std::max(2, std::min(room, plan.most_parts));
+  plan.staging_bytes = plan.part_slot_bytes * static_cast<std::uint64_t>(plan.part_slots);
 }
 
 double mean_waste(std::span<const SlotUse> uses, const auto& slot_bytes) {
@@ -88,20 +121,9 @@ double mean_waste(std::span<const SlotUse> uses, const auto& slot_bytes) {
 }  // namespace
 
 SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth) {
-  SLUICEWAY_CHECK(depth.arrivals >= 1 && depth.pairs >= 1 && depth.staging >= 1,
-                  "plan_slots: depths are ", depth.arrivals, " modules of arrivals, ", depth.pairs,
-                  " of pairs and ", depth.staging, " of staging, expected at least 1 of each");
+  check_uses(uses, depth);
   std::vector<std::uint64_t> sizes;
-  for (std::size_t i = 0; i < uses.size(); ++i) {
-    SLUICEWAY_CHECK(uses[i].bytes > 0, "plan_slots: use ", i, " has 0 bytes, expected 1 or more");
-    SLUICEWAY_CHECK(i == 0 || uses[i - 1].module <= uses[i].module, "plan_slots: use ", i,
-                    " is of module ", uses[i].module, ", expected at least ",
-                    i == 0 ? 0 : uses[i - 1].module, ", the module of the use before");
-    SLUICEWAY_CHECK(uses[i].read_bytes == 0 || uses[i].read_bytes >= uses[i].bytes,
-                    "plan_slots: use ", i, " is read as ", uses[i].read_bytes,
-                    " bytes, expected at least ", uses[i].bytes);
-    sizes.push_back(uses[i].bytes);
-  }
+  for (const SlotUse& use : uses) sizes.push_back(use.bytes);
   std::sort(sizes.begin(), sizes.end());
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   const std::size_t count = sizes.size();
@@ -134,6 +156,7 @@ SlotPlan plan_slots(std::span<const SlotUse> uses, RingDepth depth) {
   }
   plan.bytes = fewest[count];
   for (const SlotClass& c : plan.classes) plan.staging_bytes += c.staging_bytes();
+  if (depth.direct) plan_parts(plan, uses);
   if (count == 0) return plan;
   const SlotClass uniform = make_class(uses, depth, 0, sizes.back());
   plan.uniform_bytes = uniform.bytes();
@@ -150,6 +173,7 @@ std::string to_string(const SlotPlan& plan) {
     slots += c.arrivals + c.copies * c.pairs;
     staging += c.staging;
   }
+  staging += plan.part_slots;
   const auto percent = [](double part) { return std::lround(100 * part); };
   std::string line =
       concat("ring: ", plan.classes.size(), " classes, ", slots, " slots, ",

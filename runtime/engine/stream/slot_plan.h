@@ -5,7 +5,8 @@
 //   pair           device   two copies of a weight, which a turn reads
 //
 // In a direct ring a weight arrives in the slot that its turn reads: there are no other arrival
-// slots, and a pair is this one slot.
+// slots, and a pair is this one slot. It is read in parts, all of which share one ring of staging
+// slots, so these do not grow with the weights.
 //
 // A slot serves weights of its size class: those larger than the previous class, up to its own
 // size. A class has as many slots as it has weights in any `staging` (`arrivals`, `pairs`)
@@ -41,12 +42,22 @@ constexpr RingDepth ring_depth(int modules, bool goes_back) noexcept {
   return {.arrivals = modules, .pairs = modules, .goes_back = goes_back};
 }
 
+struct ReadSize {
+  std::uint64_t bytes = 0;       // Read to load a weight; 0: it is in host memory.
+  std::uint64_t part_bytes = 0;  // Of one request in a direct ring.
+};
+
 struct SlotUse {  // One use of a weight in a forward, in the order of the forward.
   std::uint64_t bytes = 0;
   int module = 0;
   bool streamed = true;          // Resident: no arrival slot, no staging slot.
   std::uint64_t read_bytes = 0;  // Bytes read to load it; 0: it is in host memory.
   std::uint64_t copy_bytes = 0;  // Bytes of each of its two copies; 0: as its own.
+  std::uint64_t part_bytes = 0;  // In a direct ring: of one request.
+
+  int parts() const noexcept {
+    return part_bytes == 0 ? 0 : static_cast<int>((read_bytes + part_bytes - 1) / part_bytes);
+  }
 };
 
 struct SlotClass {
@@ -69,10 +80,14 @@ struct SlotClass {
 struct SlotPlan {
   static constexpr std::uint64_t kSlotAlignment = 256;
   static constexpr std::uint64_t kStagingAlignment = 4096;  // Direct I/O reads into it.
+  static constexpr std::uint64_t kPartsBytes = std::uint64_t{64} << 20;  // About those of parts.
 
   std::vector<SlotClass> classes;   // By ascending size.
   std::vector<int> class_of;        // By use.
   std::uint64_t staging_bytes = 0;  // All staging slots.
+  // In a direct ring: staging slots for parts, and the most parts that cross at once.
+  int part_slots = 0, most_parts = 0;
+  std::uint64_t part_slot_bytes = 0;
   std::uint64_t bytes = 0;          // All other slots,
   std::uint64_t uniform_bytes = 0;  // and the same with slots of the largest size.
   double waste = 0;                 // Part of a slot that its weight leaves empty, mean over uses;

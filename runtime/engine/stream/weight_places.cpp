@@ -72,15 +72,17 @@ std::vector<int> first_uses(std::span<const StreamedWeight> uses) {
   return first;
 }
 
-std::vector<std::uint64_t> read_sizes(std::span<const StreamedWeight> uses,
-                                      const WeightSource* source) {
-  std::vector<std::uint64_t> sizes;
+std::vector<ReadSize> read_sizes(std::span<const StreamedWeight> uses, const WeightSource* source) {
+  std::vector<ReadSize> sizes;
   for (const StreamedWeight& use : uses) {
     SLUICEWAY_CHECK(use.source < 0 || source != nullptr, "ring: weight ", use.name, " is number ",
                     use.source, " of a source, but the options have no source; set one");
-    sizes.push_back(use.source < 0 ? 0 : source->read_bytes(static_cast<std::size_t>(use.source)));
-    SLUICEWAY_CHECK(use.source < 0 || sizes.back() >= use.bytes(), "ring: weight ", use.name,
-                    " is read as ", sizes.back(), " bytes, expected at least ", use.bytes());
+    ReadSize& size = sizes.emplace_back();
+    if (use.source < 0) continue;
+    const auto index = static_cast<std::size_t>(use.source);
+    size = {source->read_bytes(index), source->part_bytes(index)};
+    SLUICEWAY_CHECK(size.bytes >= use.bytes(), "ring: weight ", use.name, " is read as ",
+                    size.bytes, " bytes, expected at least ", use.bytes());
   }
   return sizes;
 }
@@ -118,11 +120,12 @@ std::vector<bool> staying(std::span<const StreamedWeight> uses, std::span<const 
 }
 
 SlotPlan plan_slots(std::span<const StreamedWeight> uses, const std::vector<bool>& stays,
-                    std::span<const std::uint64_t> read_bytes, RingDepth depth) {
+                    std::span<const ReadSize> reads, RingDepth depth) {
   std::vector<SlotUse> slots;
   for (std::size_t i = 0; i < uses.size(); ++i) {
-    slots.push_back({uses[i].bytes(), uses[i].module, !stays[i],
-                     i < read_bytes.size() ? read_bytes[i] : 0, uses[i].copy_bytes()});
+    const ReadSize read = i < reads.size() ? reads[i] : ReadSize{};
+    slots.push_back({uses[i].bytes(), uses[i].module, !stays[i], read.bytes, uses[i].copy_bytes(),
+                     read.part_bytes});
   }
   return plan_slots(slots, depth);
 }

@@ -24,9 +24,8 @@ std::vector<bool> choose_resident(std::span<const std::uint64_t> bytes, std::uin
 // type.
 std::vector<int> first_uses(std::span<const StreamedWeight> uses);
 
-// Returns by use the bytes that `source` reads; 0 in host memory. InvalidArgument: no source.
-std::vector<std::uint64_t> read_sizes(std::span<const StreamedWeight> uses,
-                                      const WeightSource* source);
+// Returns by use what `source` reads; nothing in host memory. InvalidArgument: no source.
+std::vector<ReadSize> read_sizes(std::span<const StreamedWeight> uses, const WeightSource* source);
 
 // Returns by use whether it stays on the device: all with `keep`, and of the others as many bytes
 // as fit, at most `most`, where ring and weights together have `device_bytes`.
@@ -34,7 +33,7 @@ std::vector<bool> staying(std::span<const StreamedWeight> uses, std::span<const 
                           RingDepth depth, std::uint64_t most, std::uint64_t device_bytes);
 
 SlotPlan plan_slots(std::span<const StreamedWeight> uses, const std::vector<bool>& stays,
-                    std::span<const std::uint64_t> read_bytes, RingDepth depth);
+                    std::span<const ReadSize> reads, RingDepth depth);
 
 // The sequence of a pass's turns: module by module, round by round within a module, and use by use
 // within that. A turn is one use in one round; its position is its place in the sequence.

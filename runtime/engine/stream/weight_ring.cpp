@@ -44,6 +44,8 @@ Depths depths_of(const SlotPlan& plan, int reads, int written_keys) {
   Depths depths{.reads = reads};
   depths.staged += written_keys;
   depths.ready += written_keys;
+  depths.free += plan.most_parts;
+  depths.staged += plan.most_parts;
   for (const SlotClass& c : plan.classes) {
     depths.free += c.staging;
     depths.staged += c.arrivals + c.staging;
@@ -187,6 +189,9 @@ void WeightRing::cut_slots() {
       ring.staging.push_back({std::exchange(staged, staged + c.staging_slot_bytes), {}});
     }
     ring.most_entries = at(c.arrivals) + at(c.pairs) + at(c.staging);
+  }
+  for (int k = 0; k < plan_.part_slots; ++k) {
+    parts_.push_back({std::exchange(staged, staged + plan_.part_slot_bytes), {}});
   }
   for (int use = 0; use < use_count(); ++use) ring_of(use).uses.push_back(use);
 }
@@ -362,12 +367,13 @@ bool WeightRing::fetch_next(Ring& ring) {
   const int use = ring.uses[ring.next];
   if (ring.entries.size() == ring.most_entries) return false;
   const bool streamed = !stays_[at(use)];
-  const bool is_read = streamed && uses_[at(use)].source >= 0;
+  const bool comes = streamed && uses_[at(use)].source >= 0;
+  const bool is_read = comes && !direct_;  // Whole, before it has a slot.
   if (is_read && (ring.staging.empty() || !has_key())) return false;
-  if (is_read && reads_change_ && ring.next_pass && (pass_ != nullptr || !reads_between_)) {
+  if (comes && reads_change_ && ring.next_pass && (pass_ != nullptr || !reads_between_)) {
     return false;
   }
-  if (streamed && !is_read && ring.arrivals.empty()) return false;
+  if (streamed && !comes && ring.arrivals.empty()) return false;
   const auto entry = std::make_shared<Entry>();
   entry->use = use;
   entry->pass = ring.next_pass ? next_ : pass_;
@@ -508,15 +514,27 @@ void WeightRing::submit_copies(const EntryPtr& entry, const Turn& turn) {
   lanes_.executor().submit(std::move(payload));
 }
 
+// A part waits for the crossing of the one before it in its staging slot, which was submitted
+// earlier, and for the slot of its turn: neither needs what comes later.
 void WeightRing::submit_direct(const EntryPtr& entry, const Turn& turn) {
-  Payload payload = payload_of(turn.use, false, turn.position);
-  payload.key = turn.key;
-  payload.hops.push_back(RingHops::await(ring_lanes::kStaged, {entry->was_read, turn.pair.free}));
-  payload.hops.push_back(hops_.copy(turn.use, entry->staging.data, turn.pair.first,
-                                    {std::move(entry->arrived), entry->through}));
-  lanes_.executor().submit(std::move(payload));
-  ring_of(turn.use).staging.push_back(
-      {std::exchange(entry->staging.data, nullptr), entry->has_arrived});
+  const std::uint64_t read = hops_.read_bytes(turn.use), crosses = uses_[at(turn.use)].bytes();
+  const std::uint64_t each = hops_.part_bytes(turn.use);
+  for (std::uint64_t first = 0; first < crosses; first += each) {
+    const Slot slot = std::exchange(parts_.front(), {});
+    parts_.pop_front();
+    const auto crossed = std::make_shared<const AtEnd>();
+    const std::uint64_t bytes = std::min(each, crosses - first);
+    Payload payload = payload_of(turn.use, false, turn.position);
+    payload.key = turn.key;
+    payload.hops = {RingHops::await(ring_lanes::kFree, {slot.free}),
+                    hops_.read_part(turn.use, first, {slot.data, std::min(each, read - first)}),
+                    RingHops::await(ring_lanes::kStaged, {turn.pair.free}),
+                    hops_.copy_part(turn.use, {slot.data, bytes}, turn.pair.first + first,
+                                    {crossed, entry->arrived, entry->through})};
+    parts_.push_back({slot.data, crossed->event()});
+    lanes_.executor().submit(std::move(payload));
+  }
+  entry->arrived.reset();
 }
 
 // ---- Steps that are written into weights --------------------------------------------------------

@@ -6,8 +6,9 @@
 //   compute  acquire() .. release()           reads the pair
 //
 // In a direct ring (RingDepth::direct) a turn reads one copy, as it arrived: the weight crosses
-// into the slot of its turn, and nothing makes copies. A pass then has one round, all weights have
-// a source, and none is resident.
+// into the slot of its turn, and nothing makes copies. It is read and crosses in parts, each a
+// payload of its own, through staging slots that all weights share. A pass then has one round, all
+// weights have a source, and none is resident.
 //
 // With written weights, steps are also written into them:
 //
@@ -237,6 +238,7 @@ class WeightRing {
   std::vector<Buffer> resident_buffers_;
   std::vector<std::byte*> residents_;  // By use: its place on the device; null: it does not stay.
   Buffer staging_;
+  std::deque<Slot> parts_;  // In a direct ring: staging slots, the one that is free first in front.
   std::vector<Ring> rings_;
 
   std::map<int, Written> written_;  // Empty if this ring only reads.

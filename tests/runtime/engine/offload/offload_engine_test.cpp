@@ -145,7 +145,7 @@ TEST_P(OffloadEngineTest, StreamedWeightsHaveTheBitsOfAdamWInMemory) {
         on_disk ? std::vector{drive.str()} : std::vector<std::string>();
     auto engine = std::make_unique<OffloadEngine>(options(drives), specs);
     engine->begin(model.tensors());
-    engine->stream(blocks, 1);
+    engine->stream(blocks, on_disk ? 1 : 0);
     for (std::int64_t step = 1; step <= 4; ++step) {
       for (int batch = 0; batch < GetParam().batches; ++batch) {
         for (const auto phase : {WeightFetch::Phase::kForward, WeightFetch::Phase::kBackward}) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "kernels/base/error.h"
@@ -100,6 +101,35 @@ TEST(SlotPlanTest, OnlyWhatStreamsAndIsReadHasStagingSlotsOfWholePages) {
               Not(HasSubstr("staging")));
 }
 
+// Page-locked memory does not grow with the weights, nor with their number.
+TEST(SlotPlanTest, PartsOfADirectRingShareStagingSlots) {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  const RingDepth direct{.pairs = 2, .staging = 1, .direct = true};
+  const auto of = [&](std::uint64_t bytes, int count) {
+    std::vector<SlotUse> uses;
+    for (int module = 0; module < 4; ++module) {
+      for (int k = 0; k < count; ++k) {
+        uses.push_back({bytes, module, true, bytes + 4096, 0, std::min(bytes + 4096, 8 * kMiB)});
+      }
+    }
+    return plan_slots(uses, direct);
+  };
+  const SlotPlan large = of(500 * kMiB, 3);
+  EXPECT_EQ(large.part_slot_bytes, 8 * kMiB);
+  EXPECT_EQ(large.part_slots, 8);
+  EXPECT_EQ(large.staging_bytes, SlotPlan::kPartsBytes);
+  EXPECT_EQ(large.most_parts, 2 * 3 * 63);
+  EXPECT_EQ(large.bytes, 6 * 500 * kMiB);
+  EXPECT_EQ(of(1000 * kMiB, 7).staging_bytes, large.staging_bytes);
+  const SlotPlan small = of(10'000, 1);
+  EXPECT_EQ(small.part_slots, 2);
+  EXPECT_EQ(small.staging_bytes, 2U * 16384);
+  EXPECT_THAT(to_string(small), HasSubstr("; 2 staging slots, 32768 bytes"));
+  // A part above what all should take: one is read while another crosses.
+  const std::vector<SlotUse> chunks = {{99 * kMiB, 0, true, 99 * kMiB, 0, 99 * kMiB}};
+  EXPECT_EQ(plan_slots(chunks, direct).staging_bytes, 2 * 99 * kMiB);
+}
+
 TEST(SlotPlanTest, SizesThatAreNeverThereTogetherShareSlots) {
   const std::vector<SlotUse> uses = {{1000, 0}, {1020, 1}, {1000, 2}, {1020, 3}};
   EXPECT_EQ(plan_slots(uses, {1, 1}).classes.size(), 1U);
@@ -182,6 +212,9 @@ TEST(SlotPlanTest, BadInputIsRefused) {
       ThrowsMessage<InvalidArgument>(HasSubstr("0 of staging")));
   EXPECT_THAT([&] { plan_slots(descending, {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("module 2, expected at least 3")));
+  const std::vector<SlotUse> whole = {{10, 0, true, 10}};
+  EXPECT_THAT([&] { plan_slots(whole, {.direct = true}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("parts of 0 bytes")));
   EXPECT_EQ(plan_slots({}, {}).bytes, 0U);
 }
 
