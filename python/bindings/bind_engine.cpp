@@ -2,10 +2,16 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "python/bindings/engine_class.h"
+#include "runtime/engine/stream/activations.h"
+#include "runtime/store/blocks.h"
+#include "runtime/store/open_io.h"
 
 namespace sluiceway {
 
@@ -58,9 +64,74 @@ std::vector<std::pair<double, float>> gradient_sizes(GatedEngine& engine) {
   return sizes;
 }
 
+// A forked child must not wait for threads that it does not have.
+struct ActivationsDeleter {
+  pid_t opened_in = getpid();
+  void operator()(Activations* activations) const {
+    if (getpid() != opened_in) return;
+    const GilReleased unlocked;
+    delete activations;
+  }
+};
+using HeldActivations = std::unique_ptr<Activations, ActivationsDeleter>;
+
+// A file that has no name and ends with the process.
+std::unique_ptr<Drive> nameless_drive(const std::string& folder, const std::string& io,
+                                      double rate_gbps) {
+  const std::string path = (std::filesystem::path(folder) / "activations.tmp").string();
+  std::filesystem::remove(path);  // Of a process that was killed before it removed the name.
+  create_drive_file(path, OpenOptions().depth * kBlockBytes);
+  OpenOptions options;
+  options.io = parse_io_choice(io);
+  options.rate_gbps = rate_gbps;
+  auto opened = open_io(path, options);
+  std::filesystem::remove(path);
+  return std::make_unique<Drive>(std::move(opened));
+}
+
+HeldActivations make_activations(const GatedEngine& engine, const std::string& folder,
+                                 const std::string& io, double rate_gbps) {
+  return HeldActivations(new Activations(
+      engine.lanes_beside(), folder.empty() ? nullptr : nameless_drive(folder, io, rate_gbps)));
+}
+
+int keep(Activations& activations, const at::Tensor& tensor, const StreamRef& compute) {
+  check_on(compute, tensor, "activation");
+  const GilReleased unlocked;
+  return activations.keep(tensor.const_data_ptr(), tensor.nbytes(), compute);
+}
+
+void bring(Activations& activations, int id, const at::Tensor& into, const StreamRef& compute) {
+  check_on(compute, into, "activation");
+  const GilReleased unlocked;
+  activations.bring(id, into.mutable_data_ptr(), compute);
+}
+
+void bind_activations(py::module_& m) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  py::class_<Activations, HeldActivations>(
+      m, "Activations",
+      "Tensors of a forward that wait for its backward in host memory or on a drive.")
+      .def("keep", &keep, py::arg("tensor"), py::arg("compute"),
+           "Copy a dense tensor from the device, and return its number. Keep the tensor until "
+           "has_left().")
+      .def("has_left", &Activations::has_left, py::arg("id"))
+      .def("wait_left", &Activations::wait_left, py::arg("id"), unlocked)
+      .def("bring", &bring, py::arg("id"), py::arg("into"), py::arg("compute"),
+           "Begin to copy it back. Keep `into` until await_() has returned, or forget() True.")
+      .def("await_", &Activations::await, py::arg("id"), py::arg("compute"), unlocked,
+           "Work on `compute` that is enqueued from now on sees it.")
+      .def("forget", &Activations::forget, py::arg("id"), unlocked,
+           "Free its place; False, and nothing is done, while a copy is running.")
+      .def("waiting", &Activations::waiting, "The number of tensors that are not forgotten.")
+      .def("take_stall_seconds", &Activations::take_stall_seconds,
+           "Seconds that the device has waited for tensors, since the last call.");
+}
+
 }  // namespace
 
 void bind_engine(py::module_& m) {
+  bind_activations(m);
   const auto unlocked = py::call_guard<GilReleased>();
   py::class_<GatedEngine, EngineHolder<GatedEngine>>(
       m, "GatedEngine", "An engine that gathers the gradients of a step, and then makes the step.")
@@ -81,6 +152,10 @@ void bind_engine(py::module_& m) {
            "Like close(), whatever failed before; raises only where a lane still runs.")
       .def_property("committed_steps", &GatedEngine::committed_steps,
                     &GatedEngine::set_committed_steps)
+      .def("make_activations", &make_activations, py::arg("folder") = "", py::arg("io") = "auto",
+           py::arg("rate_gbps") = 0.0,
+           "Places that share the engine's links and budget; without a folder in host memory. "
+           "They may outlive the engine.")
       .def("note_device_times", &GatedEngine::note_device_times, py::arg("forward_s"),
            py::arg("backward_s"))
       .def_property_readonly("trace", &GatedEngine::trace,

@@ -11,6 +11,7 @@ import torch
 import typing_extensions
 
 __all__: list[str] = [
+    "Activations",
     "AutoCodec",
     "Checksum",
     "ChunkStore",
@@ -259,6 +260,37 @@ class Trace:
         Chrome trace format.
         """
 
+class Activations:
+    """
+    Tensors of a forward that wait for its backward in host memory or on a drive.
+    """
+    def await_(self, id: typing.SupportsInt, compute: Stream) -> None:
+        """
+        Work on `compute` that is enqueued from now on sees it.
+        """
+    def bring(self, id: typing.SupportsInt, into: torch.Tensor, compute: Stream) -> None:
+        """
+        Begin to copy it back. Keep `into` until await_() has returned, or forget() True.
+        """
+    def forget(self, id: typing.SupportsInt) -> bool:
+        """
+        Free its place; False, and nothing is done, while a copy is running.
+        """
+    def has_left(self, id: typing.SupportsInt) -> bool: ...
+    def keep(self, tensor: torch.Tensor, compute: Stream) -> int:
+        """
+        Copy a dense tensor from the device, and return its number. Keep the tensor until has_left().
+        """
+    def take_stall_seconds(self) -> float:
+        """
+        Seconds that the device has waited for tensors, since the last call.
+        """
+    def wait_left(self, id: typing.SupportsInt) -> None: ...
+    def waiting(self) -> int:
+        """
+        The number of tensors that are not forgotten.
+        """
+
 class GatedEngine:
     """
     An engine that gathers the gradients of a step, and then makes the step.
@@ -278,6 +310,12 @@ class GatedEngine:
         Sum of squares and largest absolute element of each weight's gradient so far; after end_backward(). Neither is finite where the gradient is not.
         """
     def has_gradient(self) -> bool: ...
+    def make_activations(
+        self, folder: str = "", io: str = "auto", rate_gbps: typing.SupportsFloat = 0.0
+    ) -> Activations:
+        """
+        Places that share the engine's links and budget; without a folder in host memory. They may outlive the engine.
+        """
     def note_device_times(
         self, forward_s: typing.SupportsFloat, backward_s: typing.SupportsFloat
     ) -> None: ...
@@ -502,11 +540,12 @@ class OffloadEngineOptions:
         compute: Stream,
         drives: collections.abc.Sequence[str],
         io: str,
+        rate_gbps: typing.SupportsFloat = 0.0,
         drive_weights: collections.abc.Sequence[typing.SupportsInt] = [],
         **kwargs,
     ) -> None:
         """
-        keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo, state_codec, seed. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
+        keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo, state_codec, seed. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. rate_gbps: paces each drive, in 1e9 bytes a second; 0: as fast as it is. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
         """
 
 class OffloadEngine(GatedEngine):
@@ -638,6 +677,7 @@ class ZoArena:
         *,
         drives: collections.abc.Sequence[str],
         io: str,
+        rate_gbps: typing.SupportsFloat,
         chunk_bytes: typing.SupportsInt,
         threads: typing.SupportsInt,
         limits: typing.Annotated[
@@ -655,6 +695,7 @@ class ZoArena:
         *,
         drives: collections.abc.Sequence[str],
         io: str,
+        rate_gbps: typing.SupportsFloat,
         chunk_bytes: typing.SupportsInt,
         threads: typing.SupportsInt,
         limits: typing.Annotated[
@@ -662,7 +703,7 @@ class ZoArena:
         ],
     ) -> ZoArena | None:
         """
-        Each weight is name, a tensor like it, parameter group. drives: files or devices, none for host memory. None: there is no base yet.
+        Each weight is name, a tensor like it, parameter group. drives: files or devices, none for host memory. rate_gbps: paces each drive, in 1e9 bytes a second; 0: as fast as it is. None: there is no base yet.
         """
     def read(self, weight: typing.SupportsInt) -> torch.Tensor:
         """
@@ -985,6 +1026,7 @@ def fetch_footprint(
     tensors: collections.abc.Sequence[TensorSpec],
     blocks: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]],
     ahead: typing.SupportsInt,
+    chunk_elems: typing.SupportsInt,
 ) -> tuple[int, int]:
     """
     Bytes on the device, and of page-locked memory, that an engine's stream() takes.

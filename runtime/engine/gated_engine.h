@@ -53,6 +53,7 @@ class GatedEngine {
   }
   const std::shared_ptr<Trace>& trace() const noexcept { return lanes_->shared_trace(); }
   Budget& budget() noexcept { return lanes_->budget(); }
+  EngineLanes::Options lanes_beside() const { return lanes_->beside(); }
 
  protected:
   // Both are members of the derived class, which it may construct after this.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sluiceway.config.fields import Float, Natural, Positive, SmallCount
 from sluiceway.config.options import Options, option
@@ -13,6 +13,30 @@ from sluiceway.config.values import Budget, Link
 
 Order = Literal["edf", "fcfs", "paper", "barrier"]
 NormMode = Literal["auto", "exact", "speculative"]
+
+
+class BackwardOptions(Options):
+    """Options of a backward that a config has in its section `engine`."""
+
+    activations: Literal["device", "host", "disk"] = option(
+        "device",
+        "Place in which the inputs of the model's blocks wait for the backward. host and disk mean "
+        "checkpointing, one block at a time: inputs leave the device behind the forward and are "
+        "back before their block is computed again, and nothing inside of a block is kept. Then "
+        "the device's memory hardly grows with the number of blocks. The bits are those of "
+        "checkpointing. disk needs tier disk, uses its first drive, and holds a few inputs in host "
+        "memory; host holds all of them there, page-locked. device leaves checkpointing to you.",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_drive(self) -> Self:
+        tier = getattr(self, "tier", None)
+        if self.activations == "disk" and tier != "disk":
+            raise ValueError(
+                f"activations is disk, but tier is {tier}, which has no drive; take activations "
+                "host, or tier disk"
+            )
+        return self
 
 
 class SharedOptions(Options):

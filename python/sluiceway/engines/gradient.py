@@ -20,6 +20,11 @@ from sluiceway.text.batches import Batch
 class GradientEngine(ResidentEngine):
     """An engine whose step consists of forward, backward, and a step of its optimizer."""
 
+    @property
+    def _checkpoints(self) -> bool:
+        away = getattr(self.config.engine, "activations", "device") != "device"
+        return super()._checkpoints or away
+
     def lane_arguments(self, trace: Path | None) -> dict[str, Any]:
         """Arguments that every optimizer with lanes gets, from the config and the placement."""
         config, train, placement = self.config, self.config.train, self.placement

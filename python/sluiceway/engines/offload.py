@@ -19,7 +19,6 @@ from sluiceway.engines.resident import OPTIMIZER_FILE
 from sluiceway.engines.state_file import read_state, write_state
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.placement import DTYPES, Placement
-from sluiceway.model.folder import prepare_model
 from sluiceway.model.speeds import disk_speed
 from sluiceway.optim.common.state import STATE_KEY
 from sluiceway.optim.offload.arguments import resolve_gradients
@@ -68,10 +67,9 @@ class Offload(GradientEngine):
     def _streams(self) -> bool:
         return self.config.engine.weights == "streamed"
 
-    def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Set up checkpointing for streamed weights too, whose blocks are computed twice."""
-        checkpointing = self.config.model.checkpointing or self._streams
-        return prepare_model(model, "trained", checkpointing)
+    @property
+    def _checkpoints(self) -> bool:
+        return super()._checkpoints or self._streams
 
     def load_model(self, folder: Path) -> torch.nn.Module:
         """Load the whole model of a folder, or open it for streaming."""

@@ -46,12 +46,12 @@ class OffloadPlan(DevicePlan):
         target, away = target_of(engine), ids_in_files(model)
         weights = select_whole("offload", model, target=target, away=away).compressed
         blocks, frozen = [], []
+        elements = chunk_elements("store", config.store.chunk)
         if engine.weights == "streamed":
-            elements = chunk_elements("store", config.store.chunk)
             away, frozen = choose_streamed("offload", model, weights, elements, engine.resident)
             blocks = [of for _, of in away]
         self._streamed_bytes = sum(w.parameter.nbytes for w in (*weights, *frozen) if w.away)
-        self._slot_bytes, self._staging_bytes = slots_of([*weights, *frozen], blocks)
+        self._slot_bytes, self._staging_bytes = slots_of([*weights, *frozen], blocks, elements)
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
         self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.away)
@@ -152,17 +152,18 @@ class OffloadPlan(DevicePlan):
         """Add the ring, cores, rounding buffers and the store to the peak of a rehearsal."""
         store = self._footprint["store_bytes"]
         waiting = min(_WAITING_BYTES, self._whole_bytes)
+        away = self._tiers_of_inputs()
         tiers = {
-            "device": rehearsal.peak_bytes
+            "device": self._peak_of(rehearsal)
             - self._streamed_bytes
             + self._slot_bytes
             + waiting
             + self._footprint["core_device_bytes"]
             + self._footprint["exit_bytes"],
             "host": self._host_bytes_of(self._footprint),
-            "pinned": self._footprint["pinned_bytes"] + self._staging_bytes,
+            "pinned": self._footprint["pinned_bytes"] + self._staging_bytes + away["pinned"],
         }
-        return tiers | ({"disk": store} if self._on_disk else {})
+        return tiers | ({"disk": store + away["disk"]} if self._on_disk else {})
 
     @property
     def _whole_bytes(self) -> int:
@@ -195,9 +196,11 @@ class OffloadPlan(DevicePlan):
         count twice a micro-batch.
         """
         states = self._footprint["state_bytes"]
+        inputs = super().links()
+        whole = self._backwards * self._whole_bytes
         links = {
-            "d2h": self._backwards * self._whole_bytes + self._footprint["core_d2h_bytes"],
-            "h2d": self._weight_bytes + self._fetched_bytes,
+            "d2h": whole + self._footprint["core_d2h_bytes"] + inputs["d2h"],
+            "h2d": self._weight_bytes + self._fetched_bytes + inputs["h2d"],
         }
         if not self._on_disk:
             return links
@@ -207,13 +210,12 @@ class OffloadPlan(DevicePlan):
         if self._speculates and self._backwards == 1:
             reads, writes = 0, int(self._may_redo)
         whole = self._backwards * self._whole_extents
-        reread = self._footprint["reread_bytes"]
+        reread = self._footprint["reread_bytes"] + self._fetched_bytes
+        copied = self._footprint["copied_bytes"]
+        each = states + self._core_extents
         return links | {
-            "disk_read": states + reads * whole + self._core_extents + reread + self._fetched_bytes,
-            "disk_written": states
-            + self._footprint["copied_bytes"]
-            + writes * whole
-            + self._core_extents,
+            "disk_read": each + reads * whole + reread + inputs.get("disk_read", 0),
+            "disk_written": each + writes * whole + copied + inputs.get("disk_written", 0),
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -250,7 +252,8 @@ class OffloadPlan(DevicePlan):
         """Overlap each micro-batch with its gradients' transfer, and the last one with all lanes.
 
         The disk's lanes work in parallel with the other lanes, so the slowest lane counts. A block
-        computes while the weights of the next one are fetched.
+        computes while the weights of the next one are fetched. Lanes share links and drives: a step
+        takes at least as long as all of its bytes take on each of these.
         """
         forward, backward = micro_batch_seconds(rehearsal, speeds)
         link = link_of(self._config, speeds)
@@ -258,6 +261,8 @@ class OffloadPlan(DevicePlan):
         slowest = min(link.h2d_gbps, disk_gbps)
         fetch = self._streamed_bytes / (1e9 * slowest)  # Beside the work of the device.
         forward, backward = max(forward, fetch), max(backward, fetch)
+        if self._inputs:  # They wait for the link, so that they do not pile up on the device.
+            forward = max(forward, sum(self._inputs) / (1e9 * link.d2h_gbps))
         out = self._whole_bytes / (1e9 * link.d2h_gbps)
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
@@ -287,7 +292,8 @@ class OffloadPlan(DevicePlan):
             norm_barrier=not self._speculates,
             **self._dealt(parts),
         )
-        return (self._backwards - 1) * max(forward + backward, out) + last
+        step = (self._backwards - 1) * max(forward + backward, out) + last
+        return max(step, self._least_seconds(speeds))
 
     def _dealt(self, parts: dict[str, float]) -> dict[str, list[float]]:
         """Divide each of the times among the parameters, in proportion to their sizes."""

@@ -11,10 +11,13 @@ from torch import nn
 from sluiceway.config.schema import Config
 from sluiceway.machine.placement import DTYPES
 from sluiceway.model.rehearsal import Rehearsal
+from sluiceway.model.speeds import link_of
+from sluiceway.optim.common.activations import LEAST_BYTES
 from sluiceway.store.folder import refuse_twice
 
 _FIRST_ORDER_BYTES = 12  # Read and written per parameter: gradient once, weight twice.
 _MOMENT_BYTES = 8  # Read and written, f32.
+_INPUTS_STAGED = 6  # Inputs of blocks on their way to a drive or back.
 
 Room = Callable[[], int | None]
 
@@ -122,16 +125,51 @@ class DevicePlan(EnginePlan):
         self._elements = elements
         self._moments = moments
         self._moment_bytes = moment_bytes or DTYPES[config.model.dtype].itemsize
+        self._place = getattr(config.engine, "activations", "device")
+        self._inputs: list[int] = []  # Bytes of those inputs of blocks that leave the device.
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
 
+    def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
+        """Note which inputs of blocks leave the device."""
+        if self._place != "device":
+            self._inputs = [size for size in rehearsal.block_inputs if size >= LEAST_BYTES]
+
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
-        """Add the moments to the peak of a micro-batch."""
+        """Add the moments to the peak of a micro-batch, and move inputs of blocks elsewhere."""
         moments = self._moments * self._moment_bytes * self._elements
-        return {"device": rehearsal.peak_bytes + moments, "host": 0, "pinned": 0}
+        device = self._peak_of(rehearsal) + moments
+        return {"device": device, "host": 0, "pinned": self._tiers_of_inputs()["pinned"]}
 
     def links(self) -> dict[str, int]:
-        """Count no traffic."""
-        return {"d2h": 0, "h2d": 0}
+        """Count inputs of blocks that leave the device and come back.
+
+        The last one is still there when the backward begins.
+        """
+        count, away = self._config.train.accumulate, sum(self._inputs)
+        back = away - (self._inputs[-1] if self._inputs else 0)
+        links = {"d2h": count * away, "h2d": count * back}
+        if self._place != "disk":
+            return links
+        return links | {"disk_read": count * back, "disk_written": count * away}
+
+    def _peak_of(self, rehearsal: Rehearsal) -> int:
+        return rehearsal.peak_without_inputs if self._inputs else rehearsal.peak_bytes
+
+    def _tiers_of_inputs(self) -> dict[str, int]:
+        """Bytes that inputs of blocks take outside of the device."""
+        away = sum(self._inputs)
+        if self._place != "disk":
+            return {"pinned": away, "disk": 0}
+        staged = _INPUTS_STAGED * max(self._inputs, default=0)
+        return {"pinned": min(away, staged), "disk": away}
+
+    def _least_seconds(self, speeds: dict[str, Any]) -> float:
+        """Seconds that all bytes of a step take on the link, or on the drive, that is busiest."""
+        links, link = self.links(), link_of(self._config, speeds)
+        seconds = [links[way] / (1e9 * getattr(link, f"{way}_gbps")) for way in ("d2h", "h2d")]
+        if gbps := speeds.get("disk_gbps"):
+            seconds.append((links["disk_read"] + links["disk_written"]) / (1e9 * gbps))
+        return max(seconds)
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Add up the micro-batches and the update."""

@@ -59,10 +59,15 @@ class ResidentEngine(Engine):
         """Return the safetensors of a model folder or of a save."""
         return WeightFiles(folder)
 
+    @property
+    def _checkpoints(self) -> bool:
+        """True if a backward computes each block again."""
+        return self.config.model.checkpointing
+
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Freeze the embeddings if the engine does, and set up checkpointing."""
         embeddings = "frozen" if self.freezes_embeddings else "trained"
-        return prepare_model(model, embeddings, self.config.model.checkpointing)
+        return prepare_model(model, embeddings, self._checkpoints)
 
     # ---- A run ----
 

@@ -171,7 +171,8 @@ class SubspacePlan(DevicePlan):
     def links(self) -> dict[str, int]:
         """Add up the bytes of all cores in each direction."""
         return {
-            link: sum(cost[f"{link}_bytes"] for cost in self._costs) for link in super().links()
+            link: count + sum(cost[f"{link}_bytes"] for cost in self._costs)
+            for link, count in super().links().items()
         }
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
@@ -184,7 +185,8 @@ class SubspacePlan(DevicePlan):
             _core.predict_step(order=order, norm_barrier=barrier, **times)
             for barrier in barriers.get(norm, (True, False))
         )
-        return self._earlier(forward, backward) + step + self._update(speeds)
+        seconds = self._earlier(forward, backward) + step + self._update(speeds)
+        return max(seconds, self._least_seconds(speeds))
 
     def _times(
         self, forward: float, backward: float, speeds: dict[str, Any]

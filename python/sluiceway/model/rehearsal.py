@@ -18,8 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.blocks import find_blocks
 from sluiceway.model.grouped_products import GROUPED_PRODUCT, grouped_flops, grouped_product
 
+_INPUTS_HERE = 3  # Of the block that computes and of the next one, and one on its way out.
 _FLOPS = {**flop_registry, GROUPED_PRODUCT: grouped_flops}
 
 
@@ -32,6 +35,10 @@ class Rehearsal:
     peak_bytes: int
     forward_flops: int
     backward_flops: int
+    # Bytes of the largest input with a gradient of each block; and the peak if all but a few of
+    # these are elsewhere until their block's backward.
+    block_inputs: tuple[int, ...] = ()
+    peak_without_inputs: int = 0
 
 
 class _Account(TorchDispatchMode):
@@ -43,7 +50,10 @@ class _Account(TorchDispatchMode):
         self.peak = 0
         self.recent_peak = 0
         self.flops = 0
+        self.peak_without_inputs = 0
         self._seen: set[int] = set()
+        self._inputs: dict[int, int] = {}  # Storages of blocks' inputs, and their bytes.
+        self._largest = 0
 
     def add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -54,11 +64,20 @@ class _Account(TorchDispatchMode):
         self.now += size
         self.peak = max(self.peak, self.now)
         self.recent_peak = max(self.recent_peak, self.now)
+        away = max(0, sum(self._inputs.values()) - _INPUTS_HERE * self._largest)
+        self.peak_without_inputs = max(self.peak_without_inputs, self.now - away)
         weakref.finalize(storage, self._remove, key, size)
 
     def _remove(self, key: int, size: int) -> None:
         self._seen.discard(key)
+        self._inputs.pop(key, None)
         self.now -= size
+
+    def note_input(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor may leave the device until the backward of a block."""
+        storage = tensor.untyped_storage()
+        self._inputs[storage._cdata] = storage.nbytes()
+        self._largest = max(self._largest, storage.nbytes())
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -99,15 +118,41 @@ def rehearse(
                 parameter.register_post_accumulate_grad_hook(_free)
         ids = torch.zeros(micro_batch, sequence_length, dtype=torch.long)
         with _Account() as account:
+            inputs = _note_inputs(model, account) if backward else []
             for parameter in model.parameters():
                 account.add(parameter)
             weights = account.now
             with cast, torch.set_grad_enabled(backward):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-            kept, forward = account.now, account.flops
+            kept, forward, inputs = account.now, account.flops, tuple(inputs)
             if backward:
                 loss.backward()
-        return Rehearsal(weights, kept, account.peak, forward, account.flops - forward)
+        return Rehearsal(
+            weights,
+            kept,
+            account.peak,
+            forward,
+            account.flops - forward,
+            inputs,
+            account.peak_without_inputs,
+        )
+
+
+def _note_inputs(model: torch.nn.Module, account: _Account) -> list[int]:
+    """Return a list that gets the bytes of the largest tensor that each block is called with."""
+    found: list[int] = []
+
+    def note(_module: torch.nn.Module, given: tuple, named: dict[str, Any]) -> None:
+        tensors = [t for t in tree_leaves((given, named)) if isinstance(t, torch.Tensor)]
+        leaving = max((t for t in tensors if t.requires_grad), key=lambda t: t.nbytes, default=None)
+        found.append(0 if leaving is None else leaving.nbytes)
+        if leaving is not None:
+            account.note_input(leaving)
+
+    with contextlib.suppress(InvalidArgument):  # It has no blocks.
+        for _, block in find_blocks("plan", model).blocks:
+            block.register_forward_pre_hook(note, with_kwargs=True)
+    return found
 
 
 def living_bytes() -> tuple[int, int]:

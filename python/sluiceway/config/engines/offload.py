@@ -11,6 +11,7 @@ from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import TieredSection
 from sluiceway.config.fields import Natural, Size
 from sluiceway.config.options import Options, check_is_here, option
+from sluiceway.config.shared_options import BackwardOptions
 from sluiceway.errors import Unavailable
 
 # The values that this version has, by option.
@@ -84,7 +85,7 @@ class _StateOptions(Options):
         return check_is_here("offload", _HERE, field.field_name, value)
 
 
-class OffloadOptions(CodecOptions, _StateOptions):
+class OffloadOptions(CodecOptions, BackwardOptions, _StateOptions):
     """Options of OffloadAdamW: the place of its states, and how gradients cross the link."""
 
     codec: Literal[_CODECS] = option(
@@ -148,7 +149,8 @@ class OffloadSection(OffloadOptions, TieredSection):
     """The section `engine` of a config with `kind: offload`."""
 
     kind: Literal["offload"] = "offload"
-    changeable: ClassVar[tuple[str, ...]] = ("spill", "resident")  # They change no bit.
+    # They change no bit.
+    changeable: ClassVar[tuple[str, ...]] = ("spill", "resident", "activations")
 
     @property
     def commits(self) -> bool:

@@ -12,6 +12,7 @@ from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.fields import Positive, SmallCount
 from sluiceway.config.options import option
+from sluiceway.config.shared_options import BackwardOptions
 from sluiceway.config.values import RefreshSection
 from sluiceway.errors import Unavailable
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _CODECS = ("auto", *OFFERED)
 
 
-class SubspaceOptions(CodecOptions):
+class SubspaceOptions(CodecOptions, BackwardOptions):
     """Options for the compression of gradients, and for the residual, the part that is left out."""
 
     codec: str = option(
@@ -128,7 +129,7 @@ class SubspaceSection(SubspaceOptions, EngineSection):
 
     kind: Literal["subspace"] = "subspace"
     # A resume may name what "auto" had come to; another value is refused with the save's codecs.
-    changeable: ClassVar[tuple[str, ...]] = ("codec", "ratio", "weight_rates")
+    changeable: ClassVar[tuple[str, ...]] = ("codec", "ratio", "weight_rates", "activations")
 
     @field_validator("codec")
     @classmethod

@@ -18,8 +18,10 @@ from sluiceway import _core
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import device_ops
+from sluiceway.model.blocks import find_blocks
 from sluiceway.model.targets import CompressedWeight, Selection
 from sluiceway.model.uncompressed import large_groups
+from sluiceway.optim.common.activations import Activations
 from sluiceway.optim.common.checks import WeightWatch, refuse_split_model, refuse_split_since
 from sluiceway.optim.common.clipping import check_clipping, norm_and_factor, split_parameters
 from sluiceway.optim.common.compilation import CompilationWatch
@@ -35,6 +37,7 @@ from sluiceway.optim.common.parameters import (
     choose_parameters,
     numbered_parameters,
 )
+from sluiceway.optim.common.repeated_blocks import RepeatedBlocks, refuse_repeated
 from sluiceway.optim.common.state import (
     SLICES,
     STATE_KEY,
@@ -107,7 +110,10 @@ class EngineOptimizer(StateHooks, ABC):
         self._watch = WeightWatch(self._owner, model, selection)
         self.loss_scale = _loss_scale(options.loss_scale)
         self.device.count_allocations()
+        repeated = self._blocks_to_repeat(model)
         self.engine = self._make_engine(model)
+        self._activations = self._open_activations()
+        self._repeated = RepeatedBlocks(self._owner, repeated, self.weights, self._activations)
         super().__init__(groups, adam)
         away = [w.parameter for w in (*self.weights, *self._frozen) if w.away]
         self._clock = StepClock(self.engine, self.device, parameter_bytes(model, away))
@@ -122,6 +128,13 @@ class EngineOptimizer(StateHooks, ABC):
             self.engine, self._take_model(model), self._in_flight, self._lent(), taken
         )
 
+    def _open_activations(self) -> Activations | None:
+        """Open the place in which inputs of blocks wait; None: on the device."""
+        if self.options.activations == "device":
+            return None
+        where = self._activations_folder() if self.options.activations == "disk" else ()
+        return Activations(self._owner, self.engine.make_activations(*where), self.device)
+
     def _take_model(self, model: nn.Module) -> ExitStack:
         """Change the model; the returned stack, or a failure, restores it."""
         with ExitStack() as undo:
@@ -131,12 +144,31 @@ class EngineOptimizer(StateHooks, ABC):
             undo.callback(self.carrier.forget)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
+            self._repeated.hooks = self._hooks
+            undo.callback(self._repeated.give_back)
+            self._repeated.start()
             self._watch.note_hooks()
             self._compilation = CompilationWatch(self._compilation_began)
             undo.callback(self._compilation.stop)
             return undo.pop_all()
 
+    def _blocks_to_repeat(self, model: nn.Module) -> list[nn.Module]:
+        """Return the blocks to compute again in the backward, but for those that are streamed."""
+        if self.options.activations == "device":
+            return []
+        blocks = [block for _, block in find_blocks(self._owner, model).blocks]
+        refuse_repeated(self._owner, blocks)
+        return [block for block in blocks if block not in self._streamed_modules()]
+
     # ---- Methods of a subclass ----
+
+    def _streamed_modules(self) -> Collection[nn.Module]:
+        """Return the blocks whose weights are streamed; their backward repeats them anyway."""
+        return ()
+
+    def _activations_folder(self) -> tuple[str, str, float]:
+        """Return where activations of the disk go: folder, io and pace of `StoreOptions`."""
+        raise NotImplementedError
 
     @abstractmethod
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:

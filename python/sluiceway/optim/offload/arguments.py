@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import torch
+from pydantic import model_validator
 from torch import nn
 
 from sluiceway import _core
@@ -43,6 +44,15 @@ class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     # them, or change the learning rate after the backward.
     redo: bool = option(True, "", alias="_redo", to=["engine"])
     rates: Rates = option(ORDINARY, "", alias="_rates")  # The rates that decide `spill`.
+
+    @model_validator(mode="after")
+    def _device_has_no_room(self) -> Self:
+        if self.activations == "disk" and self.io == "block":
+            raise ValueError(
+                "activations is disk, but io is block, and a whole device has room for the store "
+                "alone; take activations host, or a folder"
+            )
+        return self
 
 
 def resolve_gradients(choice: str, model: nn.Module, autocast: torch.dtype | None = None) -> str:
@@ -124,6 +134,7 @@ def open_engine(
         "max_norm": options.max_norm or 0.0,
         "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,
         "io": options.io,
+        "rate_gbps": options.rate_gbps or 0.0,
         "gradients": gradients,
         "chunk_elems": chunk_elements(owner, options.chunk),
         "policy": resolve_policy(options),
@@ -134,7 +145,6 @@ def open_engine(
     }
     specs = tensor_specs(weights)
     with drives_for(owner, options.tier, options.paths, options.io) as drives:
-        "rate_gbps": options.rate_gbps or 0.0,
         keywords["drive_weights"] = weights_of_new(owner, drives, options.io)
 
         def made(spill: str) -> _core.OffloadEngine:

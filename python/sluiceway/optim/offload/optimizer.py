@@ -170,9 +170,6 @@ class OffloadAdamW(EngineOptimizer):
         _, self._held = engine.generations[0]  # Steps of a store that was not resumed yet.
         self._edited = EditedWeights(self._owner, engine, self.weights)
         self._blocks = None
-        if self._streamed:
-            of = (self._owner, engine, self.device, weights, self._streamed)
-            self._blocks = StreamedBlocks(*of)
         self._backwards = 0  # Number of backwards in the step being gathered.
         self._speculates = resolve_policy(self.options) == "speculative"
         self._shared_factor = 1.0  # The user's factor on all gradients of the last step.
@@ -182,10 +179,20 @@ class OffloadAdamW(EngineOptimizer):
     def _take_model(self, model: nn.Module) -> ExitStack:
         undo = super()._take_model(model)
         self._model = weakref.ref(model)
-        if self._blocks is not None:
+        if self._streamed:
+            weights = [*self.weights, *self._frozen]
+            of = (self._owner, self.engine, self.device, weights, self._streamed)
+            self._blocks = StreamedBlocks(*of, self._activations)
             self._blocks.hooks = self._hooks
             undo.callback(self._blocks.give_back)
         return undo
+
+    def _streamed_modules(self) -> list[nn.Module]:
+        return [block for block, _ in self._streamed]
+
+    def _activations_folder(self) -> tuple[str, str, float]:
+        options = self.options
+        return options.paths[0], options.io, options.rate_gbps or 0.0
 
     def tensors_of_engine(self, trained: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return all tensors of the engine: after those that it trains, those that are frozen."""

@@ -6,18 +6,14 @@ A turn is one forward of a block, or its repetition and backward.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from sluiceway import _core
 from sluiceway.errors import Error, InvalidArgument
@@ -26,11 +22,10 @@ from sluiceway.model.blocks import find_blocks, weights_by_block
 from sluiceway.model.targets import CompressedWeight, owners_of
 from sluiceway.model.whole_weights import DTYPES, WholeWeight
 from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.activations import Activations
 from sluiceway.optim.common.elsewhere import WeightsElsewhere
-from sluiceway.optim.common.model_hooks import ModelHooks
-from sluiceway.optim.common.other_class import OtherClass, give_class_back, take_class
+from sluiceway.optim.common.repeated_blocks import RepeatedBlocks, refuse_repeated
 from sluiceway.optim.offload.between_turns import BetweenTurns
-from sluiceway.optim.offload.block_call import BlockCall
 from sluiceway.optim.offload.cores import tensor_specs
 from sluiceway.optim.offload.open_streamed import folder_of
 
@@ -60,11 +55,7 @@ def choose_streamed(
         The model has no blocks, or no such weight.
     """
     found = find_blocks(owner, model)
-    if any(isinstance(module, _StreamedBlock) for _, module in found.blocks):
-        raise InvalidArgument(
-            f"{owner}: another open optimizer streams the blocks of this model; close() that one "
-            "first, or train with weights='resident'"
-        )
+    refuse_repeated(owner, [module for _, module in found.blocks])
     block_of = {id(p): number for _, p, number in weights_by_block(model, found)}
     numbers: list[list[int]] = [[] for _ in found.blocks]
     frozen = _frozen_weights(model)
@@ -105,7 +96,9 @@ def _frozen_weights(model: nn.Module) -> list[CompressedWeight]:
     ]
 
 
-def slots_of(weights: list[CompressedWeight], blocks: list[list[int]]) -> tuple[int, int]:
+def slots_of(
+    weights: list[CompressedWeight], blocks: list[list[int]], chunk_elements: int
+) -> tuple[int, int]:
     """Return the bytes on the device and of page-locked memory that streamed blocks pass through.
 
     Parameters
@@ -113,13 +106,15 @@ def slots_of(weights: list[CompressedWeight], blocks: list[list[int]]) -> tuple[
     weights : list of CompressedWeight
     blocks : list of list of int
         Numbers of each block's weights; empty if none are streamed.
+    chunk_elements : int
+        Elements of a chunk of the store.
     """
     if not blocks:
         return 0, 0
-    return _core.fetch_footprint(tensor_specs(weights), blocks, _AHEAD)
+    return _core.fetch_footprint(tensor_specs(weights), blocks, _AHEAD, chunk_elements)
 
 
-class StreamedBlocks:
+class StreamedBlocks(RepeatedBlocks):
     """Puts weights into their parameters for the turns of their blocks.
 
     One thread at a time runs a block; a thread waits for another one's turn.
@@ -133,6 +128,8 @@ class StreamedBlocks:
     weights : list of CompressedWeight
         All weights of the engine, in its order: those that it trains come first.
     blocks : list of Block
+    activations : Activations, optional
+        Where the blocks' inputs wait; by default on the device.
 
     Attributes
     ----------
@@ -140,11 +137,7 @@ class StreamedBlocks:
         The values outside of turns.
     lock : threading.RLock
         Held during a turn, and by whoever changes weights.
-    hooks : ModelHooks
-        Set once they are on the model.
     """
-
-    hooks: ModelHooks
 
     def __init__(
         self,
@@ -153,25 +146,19 @@ class StreamedBlocks:
         device: DeviceOps,
         weights: list[CompressedWeight],
         blocks: list[Block],
+        activations: Activations | None,
     ) -> None:
-        self._owner, self._engine, self._device, self._blocks = owner, engine, device, blocks
+        trained = [weight for weight in weights if not weight.frozen]
+        super().__init__(owner, [module for module, _ in blocks], trained, activations)
+        self._engine, self._device, self._blocks = engine, device, blocks
         numbers = [i for _, of in blocks for i in of]
         self._parameters = {i: weights[i].parameter for i in numbers}
         self.between = BetweenTurns(owner, engine, weights, numbers)
         self.lock = threading.RLock()
-        self._process = os.getpid()
         self._guard: WeightsElsewhere | None = None
         self._from_folder = False
         self._turns: list[Turn] = []  # Begun and not ended; an interrupt may leave one.
         self._inside = 0  # Turns that this thread is in.
-        self._calls: list[weakref.WeakSet[BlockCall]] = [weakref.WeakSet() for _ in blocks]
-        self._dropped: list[weakref.WeakSet[Any]] = [weakref.WeakSet() for _ in blocks]  # Caches.
-        index_of = {id(w.parameter): i for i, w in enumerate(weights) if not w.frozen}
-        self._trained = [  # All weights in a block, also those that are not streamed.
-            [index_of[id(p)] for p in module.parameters() if id(p) in index_of]
-            for module, _ in blocks
-        ]
-        self._anchor = torch.zeros((), requires_grad=True)
 
     # ---- The model ----
 
@@ -197,10 +184,7 @@ class StreamedBlocks:
                 self._from_folder = True
         self.between.empty()
         self._guard = WeightsElsewhere(self.between, list(self._parameters.values()))
-        for number, (module, _) in enumerate(self._blocks):
-            take_class(
-                module, _StreamedBlock, sluiceway_around=staticmethod(partial(self._call, number))
-            )
+        super().start()
 
     def give_back(self) -> None:
         """Put the trained weights into the parameters for good; idempotent.
@@ -210,8 +194,7 @@ class StreamedBlocks:
         """
         if not self.started or self._from_folder:
             return
-        for module, _ in self._blocks:
-            give_class_back(module, _StreamedBlock)
+        super().give_back()
         try:
             self.between.fetch_all()
         except Error as error:
@@ -222,22 +205,6 @@ class StreamedBlocks:
             )
         self._guard.bring_all()
         self._guard = None
-
-    # ---- Calls of blocks ----
-
-    def _call(self, number: int, forward: Any, *arguments: Any, **named: Any) -> Any:
-        """Run a block; the gradients of its backward come from a repetition of its forward."""
-        module, _ = self._blocks[number]
-        held = partial(self._held, number)
-        given = (*arguments, *named.values())
-        self._refuse_dropped(number, module, given)
-        if not (torch.is_grad_enabled() and _trains(module, given)):
-            with held(False):
-                return tree_map(self._apart, forward(*arguments, **named))
-        arguments, named = self._without_caches(number, module, arguments, named)
-        call = BlockCall(self._owner, forward, arguments, named, held, self._apart)
-        self._calls[number].add(call)
-        return call.result(self._anchor)
 
     def _apart(self, value: Any) -> Any:
         """Return a copy of a tensor in the memory of a slot, which the next block overwrites."""
@@ -252,46 +219,12 @@ class StreamedBlocks:
         blocks = {block for block, _ in self._turns}
         return [self._parameters[i] for block in blocks for i in self._blocks[block][1]]
 
-    def _without_caches(
-        self, number: int, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Leave out empty caches of keys and values, to which a repetition would add again."""
-
-        def without(value: Any) -> Any:
-            if not _is_cache(value):
-                return value
-            if value.get_seq_length() > 0:
-                raise InvalidArgument(
-                    f"{self._owner}: {type(module).__name__} gets a cache of keys and values while "
-                    "gradients are enabled, but its backward computes it again and would add to "
-                    "the cache twice; call the model under torch.no_grad(), or without the cache"
-                )
-            self._dropped[number].add(value)
-            return None
-
-        named = {key: without(value) for key, value in named.items()}
-        if named.get("use_cache"):
-            named["use_cache"] = False
-        return tuple(without(value) for value in arguments), named
-
-    def _refuse_dropped(self, number: int, module: nn.Module, given: tuple[Any, ...]) -> None:
-        for value in given:
-            if _is_cache(value) and value in self._dropped[number]:
-                raise InvalidArgument(
-                    f"{self._owner}: {type(module).__name__} gets a cache that an earlier forward "
-                    "with gradients has left empty; make that forward under torch.no_grad()"
-                )
-
     # ---- Turns ----
 
     @contextmanager
     def _held(self, block: int, backward: bool) -> Iterator[None]:
         """Hold a block's weights in its parameters."""
-        if os.getpid() != self._process:
-            raise InvalidArgument(
-                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes that "
-                "fetch weights; run the model in the process that made the optimizer"
-            )
+        self._refuse_fork()
         with self.lock:
             if not self.started:  # A backward after close(), which has given the weights back.
                 yield
@@ -309,12 +242,6 @@ class StreamedBlocks:
                     yield
             finally:
                 self._inside -= 1
-
-    def _begin_backward(self, block: int) -> None:
-        self.hooks.begin_backward(0)  # Otherwise the repetition's backward opens one.
-        # A block that runs several times has one gradient in a backward, as without streaming.
-        again = any(call.is_due() for call in self._calls[block])
-        self.hooks.hold_back(self._trained[block], again)
 
     @contextmanager
     def _turn(self, block: int, backward: bool) -> Iterator[None]:
@@ -348,37 +275,3 @@ class StreamedBlocks:
         with contextlib.suppress(InvalidArgument):  # It was not acquired.
             self._engine.release_block(block, backward, self._device.compute())
         self._turns.pop()
-
-
-def _trains(module: nn.Module, given: tuple[Any, ...]) -> bool:
-    """Tell whether a backward goes through a block that is called with these arguments."""
-    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    return any(t.requires_grad for t in (*tensors, *module.parameters()))
-
-
-def _is_cache(value: Any) -> bool:
-    """Tell whether a value is a cache of keys and values of transformers."""
-    return any(kind.__name__ == "Cache" for kind in type(value).__mro__) and hasattr(
-        value, "get_seq_length"
-    )
-
-
-class _StreamedBlock(OtherClass):
-    """Base class that a streamed block's class has before the block's original class."""
-
-    sluiceway_around: ClassVar[Any]
-
-    @torch.compiler.disable
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        """Run the original forward with the block's weights on the device."""
-        return type(self).sluiceway_around(super().forward, *arguments, **named)
-
-    # The block is computed again in any case: transformers' checkpointing would do so twice.
-    @property
-    def gradient_checkpointing(self) -> bool:
-        """Always False while the block is streamed."""
-        return False
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, value: bool) -> None:
-        self.__dict__["gradient_checkpointing"] = value  # It counts once the optimizer is closed.

@@ -1,16 +1,15 @@
-"""One call of a block whose weights are streamed: its backward computes the block again.
+"""One call of a block whose backward computes the block again.
 
-The forward keeps the block's inputs and no activation inside of it. The backward fetches the
-weights again, repeats the forward with the same random numbers and the same autocast, and runs
-through that graph [Chen et al., arXiv 1604.06174]. Each weight's gradient so comes while the weight
-is on the device.
+The forward keeps the block's inputs and no activation inside of it. The backward repeats the
+forward with the same random numbers and the same autocast, and runs through that graph. If weights
+are streamed, each weight's gradient so comes while the weight is on the device.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
+from sluiceway.optim.common.activations import Activations
 from sluiceway.optim.common.random_state import RandomState
 
 
@@ -34,9 +34,11 @@ class BlockCall:
     arguments, named
         What it was called with.
     held : callable
-        Returns a context in which the block's weights are there; gets whether it is a backward.
+        Returns a context in which the block can compute; gets whether it is a backward.
     apart : callable
-        Returns a copy of a tensor that lies in the weights' memory.
+        Returns a value that may be read after that context.
+    activations : Activations, optional
+        Where the inputs wait for the backward; by default on the device.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class BlockCall:
         named: dict[str, Any],
         held: Callable[[bool], AbstractContextManager[None]],
         apart: Callable[[Any], Any],
+        activations: Activations | None,
     ) -> None:
         self.owner, self.held = owner, held
-        self._forward, self._apart = forward, apart
+        self._forward, self._apart, self._activations = forward, apart, activations
         self._first: Any = (arguments, named)  # Containers as the caller has them.
         leaves, self._tree = tree_flatten((arguments, named))
         self._inputs, self._others = _split(leaves)
@@ -65,7 +68,9 @@ class BlockCall:
         """
         inputs, self._inputs = self._inputs, []
         self._made: tuple[list[Any], Any] = ([], None)
-        tensors = _Repeated.apply(self, anchor, *inputs)
+        away = nullcontext() if self._activations is None else self._activations.saving(inputs)
+        with away:
+            tensors = _Repeated.apply(self, anchor, *inputs)
         others, tree = self._made
         return tree_unflatten(_joined(tensors, others), tree)
 
@@ -134,8 +139,8 @@ class _Repeated(torch.autograd.Function):
         if not torch_private.may_run_backward_inside():
             raise InvalidArgument(
                 f"{ctx.call.owner}: torch.autograd.grad() and backward(inputs=...) do not go "
-                "through blocks whose weights are streamed; call loss.backward(), or train with "
-                "weights='resident'"
+                "through blocks that their backward computes again; call loss.backward(), or train "
+                "with weights='resident' and activations='device'"
             )
         needs = ctx.needs_input_grad[2:]
         inputs = [

@@ -1,0 +1,207 @@
+"""Blocks of a model whose backward computes them again from their inputs.
+
+A forward keeps the inputs of each block and nothing inside of it (activation checkpointing, one
+block at a time) [Chen et al., arXiv 1604.06174].
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sluiceway.errors import InvalidArgument
+from sluiceway.model.targets import CompressedWeight
+from sluiceway.optim.common.activations import Activations
+from sluiceway.optim.common.block_call import BlockCall
+from sluiceway.optim.common.model_hooks import ModelHooks
+from sluiceway.optim.common.other_class import OtherClass, give_class_back, take_class
+
+
+class RepeatedBlocks:
+    """Makes each backward of some blocks compute the block again.
+
+    Parameters
+    ----------
+    owner : str
+        The optimizer's name, for errors.
+    modules : sequence of torch.nn.Module
+        The blocks, in the model's order.
+    trained : list of CompressedWeight
+        The weights whose gradients the optimizer takes, in the order of its hooks.
+    activations : Activations, optional
+        Where the blocks' inputs wait; by default on the device.
+
+    Attributes
+    ----------
+    hooks : ModelHooks
+        Set once they are on the model.
+    """
+
+    hooks: ModelHooks
+
+    def __init__(
+        self,
+        owner: str,
+        modules: Sequence[nn.Module],
+        trained: list[CompressedWeight],
+        activations: Activations | None,
+    ) -> None:
+        self._owner, self._modules, self._activations = owner, modules, activations
+        self._calls: list[weakref.WeakSet[BlockCall]] = [weakref.WeakSet() for _ in modules]
+        self._dropped: list[weakref.WeakSet[Any]] = [weakref.WeakSet() for _ in modules]  # Caches.
+        index_of = {id(w.parameter): i for i, w in enumerate(trained)}
+        self._trained = [
+            [index_of[id(p)] for p in module.parameters() if id(p) in index_of]
+            for module in modules
+        ]
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._process = os.getpid()
+        self._repeats = False
+
+    def start(self) -> None:
+        """Let the blocks be computed again from now on; idempotent."""
+        if self._repeats:
+            return
+        for number, module in enumerate(self._modules):
+            take_class(
+                module, RepeatedBlock, sluiceway_around=staticmethod(partial(self._call, number))
+            )
+        self._repeats = True
+
+    def give_back(self) -> None:
+        """Undo `start()`; idempotent."""
+        for module in self._modules if self._repeats else ():
+            give_class_back(module, RepeatedBlock)
+        self._repeats = False
+
+    # ---- Calls of blocks ----
+
+    def _call(self, number: int, forward: Any, *arguments: Any, **named: Any) -> Any:
+        """Run a block; the gradients of its backward come from a repetition of its forward."""
+        module, held = self._modules[number], partial(self._held, number)
+        given = (*arguments, *named.values())
+        self._refuse_dropped(number, module, given)
+        if not (torch.is_grad_enabled() and _trains(module, given)):
+            with held(False):
+                return tree_map(self._apart, forward(*arguments, **named))
+        arguments, named = self._without_caches(number, module, arguments, named)
+        call = BlockCall(
+            self._owner, forward, arguments, named, held, self._apart, self._activations
+        )
+        self._calls[number].add(call)
+        return call.result(self._anchor)
+
+    @contextmanager
+    def _held(self, block: int, backward: bool) -> Iterator[None]:
+        """Hold what a block needs while it computes."""
+        self._refuse_fork()
+        if backward and self._repeats:  # It may come after close().
+            self._begin_backward(block)
+        yield
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise InvalidArgument(
+                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes that "
+                "fetch weights; run the model in the process that made the optimizer"
+            )
+
+    def _begin_backward(self, block: int) -> None:
+        self.hooks.begin_backward(0)  # Otherwise the repetition's backward opens one.
+        # A block that runs several times has one gradient in a backward, as without repetition.
+        again = any(call.is_due() for call in self._calls[block])
+        self.hooks.hold_back(self._trained[block], again)
+
+    def _apart(self, value: Any) -> Any:
+        """Return a value that outlives what the block holds."""
+        return value
+
+    # ---- Caches of keys and values ----
+
+    def _without_caches(
+        self, number: int, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Leave out empty caches of keys and values, to which a repetition would add again."""
+
+        def without(value: Any) -> Any:
+            if not _is_cache(value):
+                return value
+            if value.get_seq_length() > 0:
+                raise InvalidArgument(
+                    f"{self._owner}: {type(module).__name__} gets a cache of keys and values while "
+                    "gradients are enabled, but its backward computes it again and would add to "
+                    "the cache twice; call the model under torch.no_grad(), or without the cache"
+                )
+            self._dropped[number].add(value)
+            return None
+
+        named = {key: without(value) for key, value in named.items()}
+        if named.get("use_cache"):
+            named["use_cache"] = False
+        return tuple(without(value) for value in arguments), named
+
+    def _refuse_dropped(self, number: int, module: nn.Module, given: tuple[Any, ...]) -> None:
+        for value in given:
+            if _is_cache(value) and value in self._dropped[number]:
+                raise InvalidArgument(
+                    f"{self._owner}: {type(module).__name__} gets a cache that an earlier forward "
+                    "with gradients has left empty; make that forward under torch.no_grad()"
+                )
+
+
+def refuse_repeated(owner: str, modules: Sequence[nn.Module]) -> None:
+    """Refuse blocks that another open optimizer computes again.
+
+    Raises
+    ------
+    InvalidArgument
+        The text says what to do.
+    """
+    if any(isinstance(module, RepeatedBlock) for module in modules):
+        raise InvalidArgument(
+            f"{owner}: another open optimizer streams the weights or the activations of this "
+            "model's blocks; close() that one first, or train with weights='resident' and "
+            "activations='device'"
+        )
+
+
+def _trains(module: nn.Module, given: tuple[Any, ...]) -> bool:
+    """Tell whether a backward goes through a block that is called with these arguments."""
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    return any(t.requires_grad for t in (*tensors, *module.parameters()))
+
+
+def _is_cache(value: Any) -> bool:
+    """Tell whether a value is a cache of keys and values of transformers."""
+    return any(kind.__name__ == "Cache" for kind in type(value).__mro__) and hasattr(
+        value, "get_seq_length"
+    )
+
+
+class RepeatedBlock(OtherClass):
+    """Base class that a repeated block's class has before the block's original class."""
+
+    sluiceway_around: ClassVar[Any]
+
+    @torch.compiler.disable
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Run the original forward, and once more in the backward."""
+        return type(self).sluiceway_around(super().forward, *arguments, **named)
+
+    # The block is computed again in any case: transformers' checkpointing would do so twice.
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Always False while the block is repeated."""
+        return False
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        self.__dict__["gradient_checkpointing"] = value  # It counts once the optimizer is closed.

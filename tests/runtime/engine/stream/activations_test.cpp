@@ -1,0 +1,258 @@
+// Activations: tensors come back with their bits, from host memory and from a drive, in any order.
+#include "runtime/engine/stream/activations.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "runtime/memory/buffer.h"
+#include "runtime/store/open_io.h"
+#include "tests/support/backend.h"
+#include "tests/support/fault_io.h"
+#include "tests/support/io_back_ends.h"
+#include "tests/support/rng.h"
+
+namespace sluiceway::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+Budget::Limits unlimited() {
+  Budget::Limits limits;
+  limits.fill(Budget::kUnlimited);
+  return limits;
+}
+
+// Where activations wait, and on which device they are needed.
+struct Where {
+  DeviceId device;
+  std::string drive;  // A name of io_back_ends(); empty: host memory.
+};
+
+std::string where_name(const testing::TestParamInfo<Where>& each) {
+  const std::string on = each.param.device.is_host() ? "host" : "cuda";
+  return on + "_" + (each.param.drive.empty() ? "memory" : each.param.drive);
+}
+
+std::vector<Where> all_places() {
+  std::vector<Where> places;
+  for (const DeviceId device : built_devices()) {
+    places.push_back({device, ""});
+    for (const std::string& name : io_back_ends()) {
+      if (name != "memory") places.push_back({device, name});
+    }
+  }
+  return places;
+}
+
+class ActivationsTest : public testing::TestWithParam<Where> {
+ protected:
+  ActivationsTest() {
+    compute.enqueue([this](StreamRef ref) { stream = ref; });
+    compute.synchronize();
+  }
+
+  DeviceId device() const { return GetParam().device; }
+  std::unique_ptr<Drive> drive() {
+    if (GetParam().drive.empty()) return nullptr;
+    opened = open_back_end(GetParam().drive, 4096, 8);
+    return std::make_unique<Drive>(std::move(opened.io));
+  }
+  EngineLanes::Options lanes() const {
+    EngineLanes::Options options(device());
+    options.budget = budget;
+    return options;
+  }
+  Buffer on_device(std::size_t bytes) {
+    return Buffer(budget, Tier::kDevice, device(), bytes, "a tensor", Fill::kNone);
+  }
+
+  Budget budget{unlimited()};
+  Stream compute = GetParam().device.is_host() ? Stream::borrowed(StreamRef::host())
+                                               : Stream::owned(GetParam().device, {"compute"});
+  StreamRef stream = StreamRef::host();
+  OpenedBackEnd opened;
+};
+
+void forget(Activations& activations, int id) {
+  while (!activations.forget(id)) std::this_thread::yield();
+}
+
+struct Kept {
+  std::vector<std::byte> value;
+  Buffer from, into;
+};
+
+std::vector<std::byte> random_bytes(Rng& rng, std::size_t bytes) {
+  std::vector<std::byte> value(bytes);
+  for (std::byte& each : value) each = static_cast<std::byte>(rng.below(256));
+  return value;
+}
+
+TEST_P(ActivationsTest, TensorsComeBackWithTheirBitsInAnyOrder) {
+  Rng rng(GetParam().drive.size() + 3);
+  Activations activations(lanes(), drive());
+  for (int round = 0; round < 3; ++round) {
+    std::map<int, Kept> kept;
+    for (int i = 0; i < 12; ++i) {
+      const auto bytes = static_cast<std::size_t>(1 + rng.below(30'000));
+      Kept one{random_bytes(rng, bytes), on_device(bytes), {}};
+      copy_device_bytes(device(), one.from.data(), one.value.data(), bytes);
+      const int id = activations.keep(one.from.data(), bytes, stream);
+      if (rng.below(2) == 0) {  // The copy is done, so its source may change.
+        activations.wait_left(id);
+        EXPECT_TRUE(activations.has_left(id));
+        const std::vector<std::byte> other(bytes, std::byte{0xFF});
+        copy_device_bytes(device(), one.from.data(), other.data(), bytes);
+      }
+      kept.emplace(id, std::move(one));
+    }
+    EXPECT_EQ(activations.waiting(), 12);
+    std::vector<int> order;
+    for (const auto& [id, one] : kept) {
+      order.insert(order.begin() + rng.below(std::ssize(order) + 1), id);
+    }
+    for (const int id : order) {
+      Kept& one = kept.at(id);
+      if (rng.below(4) == 0) {
+        forget(activations, id);
+        continue;
+      }
+      one.into = on_device(one.value.size());
+      activations.bring(id, one.into.data(), stream);
+      for (int time = 0; rng.below(4) != 0; ++time) {  // As often as a graph is run through.
+        if (time > 0) activations.bring(id, one.into.data(), stream);
+        activations.await(id, stream);
+        compute.synchronize();
+        std::vector<std::byte> found(one.value.size());
+        copy_device_bytes(device(), found.data(), one.into.data(), found.size());
+        EXPECT_TRUE(found == one.value) << "activation " << id << " of round " << round;
+      }
+      forget(activations, id);
+    }
+    EXPECT_EQ(activations.waiting(), 0);
+  }
+}
+
+// Page-locked memory of the first step serves all later ones; with a drive it does not depend on
+// how many tensors wait.
+TEST_P(ActivationsTest, StepsOfEqualShapesAllocateOnce) {
+  constexpr std::size_t kBytes = 64 << 10;
+  constexpr int kCount = 24;
+  Activations activations(lanes(), drive());
+  const Buffer tensor = on_device(kBytes), into = on_device(kBytes);
+  std::uint64_t first = 0;
+  for (int step = 0; step < 3; ++step) {
+    std::vector<int> ids;
+    for (int i = 0; i < kCount; ++i) {
+      ids.push_back(activations.keep(tensor.data(), kBytes, stream));
+    }
+    for (; !ids.empty(); ids.pop_back()) {
+      activations.bring(ids.back(), into.data(), stream);
+      activations.await(ids.back(), stream);
+      forget(activations, ids.back());
+    }
+    const std::uint64_t peak = budget.peak(Tier::kPinned);
+    if (step == 0) first = peak;
+    EXPECT_EQ(peak, first);
+  }
+  if (GetParam().drive.empty()) {
+    EXPECT_EQ(first, kCount * kBytes);
+  } else {
+    EXPECT_LE(first, (Activations::kInFlight + 2) * kBytes);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, ActivationsTest, testing::ValuesIn(all_places()), where_name);
+
+EngineLanes::Options on_host(const Budget::Limits& limits) {
+  EngineLanes::Options options(DeviceId::host());
+  options.budget = Budget(limits);
+  return options;
+}
+
+TEST(ActivationsErrorTest, AFullBudgetIsNamedWithBothByteCounts) {
+  Budget::Limits limits = unlimited();
+  limits[static_cast<std::size_t>(Tier::kPinned)] = 8192;
+  Activations activations(on_host(limits), nullptr);
+  std::vector<std::byte> tensor(8192, std::byte{1}), into(8192);
+  const int id = activations.keep(tensor.data(), tensor.size(), StreamRef::host());
+  EXPECT_THAT([&] { activations.keep(tensor.data(), 5, StreamRef::host()); },
+              ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("4096 bytes"), HasSubstr("8192 bytes"))));
+  activations.bring(id, into.data(), StreamRef::host());  // The first one is as it was.
+  activations.await(id, StreamRef::host());
+  EXPECT_EQ(into, tensor);
+}
+
+TEST(ActivationsErrorTest, CallsOutOfPlaceAreRefused) {
+  Activations activations(on_host(unlimited()), nullptr);
+  std::vector<std::byte> tensor(10), into(10);
+  EXPECT_THAT([&] { activations.keep(tensor.data(), 0, StreamRef::host()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("0 bytes")));
+  EXPECT_THAT([&] { activations.bring(7, into.data(), StreamRef::host()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("activation 7 does not wait")));
+  const int id = activations.keep(tensor.data(), tensor.size(), StreamRef::host());
+  EXPECT_THAT([&] { activations.await(id, StreamRef::host()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("call bring() first")));
+  activations.bring(id, into.data(), StreamRef::host());
+  EXPECT_THAT([&] { activations.bring(id, into.data(), StreamRef::host()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("on its way back already")));
+  activations.await(id, StreamRef::host());
+  EXPECT_TRUE(activations.forget(id));
+  EXPECT_THAT([&] { activations.forget(id); }, ThrowsMessage<InvalidArgument>(HasSubstr("wait")));
+}
+
+TEST(ActivationsErrorTest, MoreThanCanWaitAreRefusedAndTheOthersComeBack) {
+  Activations activations(on_host(unlimited()), nullptr);
+  std::vector<std::byte> tensor(1, std::byte{9}), into(1);
+  std::vector<int> ids;
+  for (int i = 0; i < Activations::kMostTensors; ++i) {
+    ids.push_back(activations.keep(tensor.data(), 1, StreamRef::host()));
+  }
+  EXPECT_THAT([&] { activations.keep(tensor.data(), 1, StreamRef::host()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("call backward")));
+  activations.bring(ids.back(), into.data(), StreamRef::host());
+  activations.await(ids.back(), StreamRef::host());
+  EXPECT_EQ(into, tensor);
+  EXPECT_TRUE(activations.forget(ids.back()));
+  EXPECT_EQ(activations.keep(tensor.data(), 1, StreamRef::host()), ids.back());
+}
+
+TEST(ActivationsErrorTest, AFailedDriveIsNamedByTheNextCallAndEndsAtOnce) {
+  for (const IoKind kind : {IoKind::kWrite, IoKind::kRead}) {
+    OpenedBackEnd opened = open_back_end("posix", 4096, 8);
+    auto io = std::make_unique<FaultIo>(std::move(opened.io));
+    FaultIo& faults = *io;
+    auto drive = std::make_unique<Drive>(std::move(io));
+    Activations activations(on_host(unlimited()), std::move(drive));
+    std::vector<std::byte> tensor(4096, std::byte{9}), into(4096);
+    if (kind == IoKind::kWrite) faults.fail(kind, FaultIo::kAlways, EIO);
+    const auto steps = [&] {
+      std::vector<int> ids;
+      for (int i = 0; i < 8; ++i) {
+        ids.push_back(activations.keep(tensor.data(), tensor.size(), StreamRef::host()));
+      }
+      for (const int id : ids) {
+        if (kind == IoKind::kRead) faults.fail(kind, FaultIo::kAlways, EIO);
+        activations.bring(id, into.data(), StreamRef::host());
+        activations.await(id, StreamRef::host());
+      }
+    };
+    EXPECT_THAT(steps, ThrowsMessage<Error>(HasSubstr("activation 0"))) << to_string(kind);
+    EXPECT_GE(activations.waiting(), static_cast<int>(Activations::kInFlight));
+  }
+}
+
+}  // namespace
+}  // namespace sluiceway::test
