@@ -104,17 +104,23 @@ def test_streamed_weights_train_the_same_bits_in_less_of_the_device(
         done = sluiceway("plan", config, "--json")
         assert done.code == 0, done.err
         planned[name] = json.loads(done.out)
-        found[name] = json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        found[name] = [line for line in map(json.loads, lines) if "bytes" in line]
     for name in ("host", "disk"):
         assert losses[name] == losses["resident"]
         assert weights[name].keys() == weights["resident"].keys()
         for key, weight in weights["resident"].items():
             assert torch.equal(weights[name][key], weight), key
+        # A line has what crossed between two ends of step(), so on a busy machine one line may
+        # have an update of the step before it; the last one crosses after the last line. An
+        # evaluation fetches weights once more.
+        steps = len(found[name])
         for link, count in planned[name]["bytes_per_step"].items():
-            assert found[name]["bytes"][link] == pytest.approx(count, rel=0.1), link
+            crossed = sum(line["bytes"][link] for line in found[name])
+            assert (steps - 1) * 0.9 * count <= crossed <= (steps + 1) * count, link
         plan = planned[name]["peak_bytes"]
         assert plan["device"] < planned["resident"]["peak_bytes"]["device"]
-        assert found[name]["peak_bytes"]["pinned"] == pytest.approx(plan["pinned"], rel=0.01)
+        assert found[name][-1]["peak_bytes"]["pinned"] == pytest.approx(plan["pinned"], rel=0.01)
 
     # Evaluated, exported, and trained on after a save, none of which has the model whole.
     done = sluiceway("eval", tmp_path / "disk", "--json")
