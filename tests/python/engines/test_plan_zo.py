@@ -15,7 +15,7 @@ from conftest import REPOSITORY, read_lines
 from sluiceway.commands.plan import make_plan
 from sluiceway.config.file import load_config
 from sluiceway.engines.zo_choices import ConsolidationCosts
-from test_plan_disk import WHOLE, of_two_layers, parameters_of
+from test_plan_disk import WHOLE, of_layers, parameters_of
 from transformers import OPTConfig, OPTForCausalLM
 
 EMBEDDING, DRIVE = 50272 * 12288 * 2, 6e9  # Bytes, and bytes a second.
@@ -157,7 +157,7 @@ def test_opt_30b_is_planned_for_a_laptop(tmp_path):
     path = REPOSITORY / "configs" / "laptop_30b_zo.yaml"
     shape = REPOSITORY / load_config(path).model.path
     assert parameters_of(shape) == pytest.approx(30e9, rel=0.01)
-    planned = shape if WHOLE else of_two_layers(shape, tmp_path / "small")
+    planned = shape if WHOLE else of_layers(shape, tmp_path / "small", 2)
     plan = make_plan(load_config(path, [f"model.path={planned}"])).figures
     trained, peak, links = parameters_of(planned), plan["peak_bytes"], plan["bytes_per_step"]
     embedding = 50272 * 7168 * 2
