@@ -95,10 +95,32 @@ HeldActivations make_activations(const GatedEngine& engine, const std::string& f
       engine.lanes_beside(), folder.empty() ? nullptr : nameless_drive(folder, io, rate_gbps)));
 }
 
-int keep(Activations& activations, const at::Tensor& tensor, const StreamRef& compute) {
+// Its number goes into `ids` at once: an interrupt may end the caller before it has a result.
+void keep(Activations& activations, const at::Tensor& tensor, const StreamRef& compute,
+          py::typing::List<int> ids) {
   check_on(compute, tensor, "activation");
-  const GilReleased unlocked;
-  return activations.keep(tensor.const_data_ptr(), tensor.nbytes(), compute);
+  int id = 0;
+  {
+    const GilReleased unlocked;
+    id = activations.keep(tensor.const_data_ptr(), tensor.nbytes(), compute);
+  }
+  ids.append(id);
+}
+
+bool forget(Activations& activations, py::typing::List<int> ids) {
+  if (ids.empty()) return true;
+  if (!activations.forget(ids[0].cast<int>())) return false;
+  ids.attr("clear")();
+  return true;
+}
+
+py::dict take_use(Activations& activations) {
+  const Drive::Counters counters = activations.counters();
+  py::dict use;
+  use["stall_seconds"] = activations.take_stall_seconds();
+  use["bytes_read"] = counters.bytes_read;
+  use["bytes_written"] = counters.bytes_written;
+  return use;
 }
 
 void bring(Activations& activations, int id, const at::Tensor& into, const StreamRef& compute) {
@@ -112,8 +134,8 @@ void bind_activations(py::module_& m) {
   py::class_<Activations, HeldActivations>(
       m, "Activations",
       "Tensors of a forward that wait for its backward in host memory or on a drive.")
-      .def("keep", &keep, py::arg("tensor"), py::arg("compute"),
-           "Copy a dense tensor from the device, and return its number. Keep the tensor until "
+      .def("keep", &keep, py::arg("tensor"), py::arg("compute"), py::arg("ids"),
+           "Copy a dense tensor from the device, and append its number. Keep the tensor until "
            "has_left().")
       .def("has_left", &Activations::has_left, py::arg("id"))
       .def("wait_left", &Activations::wait_left, py::arg("id"), unlocked)
@@ -121,11 +143,13 @@ void bind_activations(py::module_& m) {
            "Begin to copy it back. Keep `into` until await_() has returned, or forget() True.")
       .def("await_", &Activations::await, py::arg("id"), py::arg("compute"), unlocked,
            "Work on `compute` that is enqueued from now on sees it.")
-      .def("forget", &Activations::forget, py::arg("id"), unlocked,
-           "Free its place; False, and nothing is done, while a copy is running.")
+      .def("forget", &forget, py::arg("ids"),
+           "Free the place of the one number in the list, and clear the list. False, and nothing "
+           "is done, while a copy is running.")
       .def("waiting", &Activations::waiting, "The number of tensors that are not forgotten.")
-      .def("take_stall_seconds", &Activations::take_stall_seconds,
-           "Seconds that the device has waited for tensors, since the last call.");
+      .def("take_use", &take_use,
+           "stall_seconds for which the device has waited for tensors since the last call; "
+           "bytes_read and bytes_written of the drive since it was opened.");
 }
 
 }  // namespace

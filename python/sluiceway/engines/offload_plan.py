@@ -261,8 +261,11 @@ class OffloadPlan(DevicePlan):
         slowest = min(link.h2d_gbps, disk_gbps)
         fetch = self._streamed_bytes / (1e9 * slowest)  # Beside the work of the device.
         forward, backward = max(forward, fetch), max(backward, fetch)
-        if self._inputs:  # They wait for the link, so that they do not pile up on the device.
-            forward = max(forward, sum(self._inputs) / (1e9 * link.d2h_gbps))
+        # Inputs of blocks wait for link and drive, so that they do not pile up on the device.
+        inputs = super().links()
+        slowest = disk_gbps if self._place == "disk" else math.inf
+        forward = max(forward, sum(self._inputs) / (1e9 * min(link.d2h_gbps, slowest)))
+        backward = max(backward, sum(self._inputs) / (1e9 * min(link.h2d_gbps, slowest)))
         out = self._whole_bytes / (1e9 * link.d2h_gbps)
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
@@ -275,6 +278,7 @@ class OffloadPlan(DevicePlan):
             spilled = self._whole_extents / (1e9 * gbps)
             with_cores = spilled + self._core_extents / (1e9 * gbps)
             moved = links["disk_read"] + links["disk_written"] - self._fetched_bytes
+            moved -= inputs.get("disk_read", 0) + inputs.get("disk_written", 0)
             traffic = moved / (1e9 * gbps)
             out, last_out = max(out, spilled), max(last_out, with_cores)
             update = max(update, traffic - (self._backwards - 1) * spilled - with_cores)

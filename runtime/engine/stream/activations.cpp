@@ -5,6 +5,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -12,6 +13,9 @@
 
 namespace sluiceway {
 namespace {
+
+// A tensor comes back with a key of its own, so that no backward waits for a write to the drive.
+constexpr int key_back(int id) { return Activations::kMostTensors + id; }
 
 constexpr LaneId kOut = 0, kWrite = 1, kWait = 2, kRead = 3, kBack = 4;
 
@@ -57,14 +61,19 @@ Drive::Done ending(const HopDone& done) {
 class Activations::Pool {
  public:
   Buffer take(Budget& budget, DeviceId device, std::size_t bytes) {
-    {
-      const std::lock_guard lock(mutex_);
-      const auto found = free_.lower_bound(bytes);
-      if (found != free_.end()) return std::move(free_.extract(found).mapped());
-      // One too small makes room, so that there are never more than were needed at once.
+    const std::lock_guard lock(mutex_);
+    const auto found = free_.lower_bound(bytes);
+    if (found != free_.end()) return std::move(free_.extract(found).mapped());
+    // One too small makes room, so that there are never more than were needed at once; and others,
+    // where that is not enough.
+    for (;;) {
       if (!free_.empty()) free_.erase(std::prev(free_.end()));
+      try {
+        return Buffer(budget, Tier::kPinned, device, bytes, "activations", Fill::kNone);
+      } catch (const OutOfMemory&) {
+        if (free_.empty()) throw;
+      }
     }
-    return Buffer(budget, Tier::kPinned, device, bytes, "activations", Fill::kNone);
   }
   void give(Buffer buffer) {
     const std::lock_guard lock(mutex_);
@@ -96,7 +105,7 @@ class Activations::Place {
 };
 
 Activations::Activations(const EngineLanes::Options& lanes, std::unique_ptr<Drive> drive)
-    : lanes_(lane_options(lanes), lane_specs(), LanePlan{}, kMostTensors),
+    : lanes_(lane_options(lanes), lane_specs(), LanePlan{}, 2 * kMostTensors),
       drive_(std::move(drive)),
       pool_(std::make_shared<Pool>()) {
   for (int id = kMostTensors - 1; id >= 0; --id) free_ids_.push_back(id);
@@ -116,16 +125,21 @@ Activations::PlacePtr Activations::place_in_memory(std::size_t bytes) {
       pool_, pool_->take(lanes_.budget(), lanes_.device(), whole_blocks(bytes)));
 }
 
-std::uint64_t Activations::place_on_drive(std::size_t bytes) {
-  const auto found = free_on_drive_.lower_bound(whole_blocks(bytes));
+void Activations::place_on_drive(Tensor& tensor) {
+  const auto found = free_on_drive_.lower_bound(whole_blocks(tensor.bytes));
   if (found != free_on_drive_.end()) {
-    const std::uint64_t offset = found->second;
+    std::tie(tensor.room, tensor.offset) = *found;
     free_on_drive_.erase(found);
-    return offset;
+    return;
   }
-  const std::uint64_t end = drive_end_ + whole_blocks(bytes);
+  tensor.room = whole_blocks(tensor.bytes);
+  const std::uint64_t end = drive_end_ + tensor.room;
+  if (end > drive_room_) {
+    on_drive_.push_back(lanes_.budget().reserve(Tier::kDisk, end - drive_room_, "activations"));
+    drive_room_ = end;
+  }
   if (end > drive_->size_bytes()) drive_->grow(end);
-  return std::exchange(drive_end_, end);
+  tensor.offset = std::exchange(drive_end_, end);
 }
 
 void Activations::wait_for_drive() {
@@ -203,7 +217,7 @@ int Activations::keep(const void* data, std::size_t bytes, StreamRef compute) {
     kept.in_memory = place;
   } else {
     kept.still = place;
-    kept.offset = place_on_drive(bytes);
+    place_on_drive(kept);
     auto stored = std::make_shared<const AtEnd>();
     kept.stored = stored->event();
     payload.hops.push_back(write(id, kept, place, std::move(stored)));
@@ -226,7 +240,7 @@ void Activations::bring(int id, void* into, StreamRef compute) {
   const bool is_there = place != nullptr;
   if (!is_there) place = place_in_memory(kept.bytes);
   Payload payload;
-  payload.key = id;
+  payload.key = key_back(id);
   payload.name = name_of(id);
   payload.after = lanes_.compute(compute).record();
   payload.hops.push_back(RingHops::await(kWait, {is_there ? kept.left : kept.stored}));
@@ -240,19 +254,24 @@ void Activations::await(int id, StreamRef compute) {
   Tensor& kept = tensor("await", id);
   SLUICEWAY_CHECK(kept.is_coming, "await: activation ", id,
                   " is not on its way back; call bring() first");
-  lanes_.acquire(id, compute);
+  lanes_.acquire(key_back(id), compute);
   kept.is_coming = false;
 }
 
 bool Activations::forget(int id) {
   const Tensor& kept = tensor("forget", id);
-  if (lanes_.executor().busy(id)) return false;
+  const Executor& executor = lanes_.executor();
+  if (executor.busy(id) || executor.busy(key_back(id))) return false;
   if (drive_ != nullptr) {
-    free_on_drive_.emplace(whole_blocks(kept.bytes), kept.offset);
+    free_on_drive_.emplace(kept.room, kept.offset);
     std::erase(on_their_way_, id);
   }
   tensors_.erase(id);
   free_ids_.push_back(id);
+  if (tensors_.empty()) {  // Tensors of other sizes begin anew, so that no gaps add up.
+    free_on_drive_.clear();
+    drive_end_ = 0;
+  }
   return true;
 }
 

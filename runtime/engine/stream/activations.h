@@ -14,7 +14,8 @@
 //                writes lives until await() has returned, or forget() has returned true. Streams
 //                passed in outlive the object. The destructor waits for copies and requests in
 //                flight.
-// Errors:        OutOfMemory, with both byte counts: a place does not fit into the budget.
+// Errors:        OutOfMemory, with both byte counts: a place does not fit into the budget of pinned
+//                memory, or of the disk.
 //                InvalidArgument: kMostTensors wait already, or an id that does not wait. IoError:
 //                the drive cannot grow. The next call rethrows an exception of a lane.
 // Cost:          without a drive, page-locked memory for all tensors that wait at once; with one,
@@ -61,6 +62,7 @@ class Activations {
 
   int waiting() const noexcept { return static_cast<int>(tensors_.size()); }
   double take_stall_seconds() { return lanes_.take_use().stall_seconds; }
+  Drive::Counters counters() const { return drive_ ? drive_->counters() : Drive::Counters(); }
 
  private:
   class Pool;
@@ -69,7 +71,8 @@ class Activations {
 
   struct Tensor {
     std::size_t bytes = 0;
-    std::uint64_t offset = 0;    // On the drive.
+    std::uint64_t offset = 0;    // On the drive, in a place
+    std::size_t room = 0;        // of this size.
     PlacePtr in_memory;          // Without a drive.
     std::weak_ptr<Place> still;  // With one: until the tensor is on it.
     Event left, stored;
@@ -78,7 +81,7 @@ class Activations {
 
   Tensor& tensor(const char* what, int id);
   PlacePtr place_in_memory(std::size_t bytes);
-  std::uint64_t place_on_drive(std::size_t bytes);
+  void place_on_drive(Tensor& tensor);
   void wait_for_drive();  // Until few tensors are on their way to it.
   Hop copy_out(const void* data, const Tensor& tensor, const PlacePtr& place, AtEndPtr left);
   Hop write(int id, const Tensor& tensor, const PlacePtr& place, AtEndPtr stored);
@@ -92,7 +95,8 @@ class Activations {
   std::map<int, Tensor> tensors_;
   std::deque<int> on_their_way_;                             // To the drive; the oldest first.
   std::multimap<std::size_t, std::uint64_t> free_on_drive_;  // By size: places without a tensor.
-  std::uint64_t drive_end_ = 0;
+  std::uint64_t drive_end_ = 0, drive_room_ = 0;             // Where the last place ends; reserved.
+  std::vector<Budget::Reservation> on_drive_;
 };
 
 }  // namespace sluiceway

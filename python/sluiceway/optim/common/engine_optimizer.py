@@ -116,7 +116,8 @@ class EngineOptimizer(StateHooks, ABC):
         self._repeated = RepeatedBlocks(self._owner, repeated, self.weights, self._activations)
         super().__init__(groups, adam)
         away = [w.parameter for w in (*self.weights, *self._frozen) if w.away]
-        self._clock = StepClock(self.engine, self.device, parameter_bytes(model, away))
+        resident = parameter_bytes(model, away)
+        self._clock = StepClock(self.engine, self.device, resident, self._activations)
         self.engine.trace.enable(options.trace is not None, os.fspath(options.trace or ""))
         self._progress = StepProgress()
         self._stepping: list[torch.Tensor] = []
@@ -145,12 +146,17 @@ class EngineOptimizer(StateHooks, ABC):
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
             self._repeated.hooks = self._hooks
+            undo.callback(self._forget_activations)
             undo.callback(self._repeated.give_back)
             self._repeated.start()
             self._watch.note_hooks()
             self._compilation = CompilationWatch(self._compilation_began)
             undo.callback(self._compilation.stop)
             return undo.pop_all()
+
+    def _forget_activations(self) -> None:
+        """Free them; graphs that still need them have them."""
+        self._activations = self._clock.activations = None
 
     def _blocks_to_repeat(self, model: nn.Module) -> list[nn.Module]:
         """Return the blocks to compute again in the backward, but for those that are streamed."""

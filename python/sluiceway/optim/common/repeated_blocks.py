@@ -81,6 +81,7 @@ class RepeatedBlocks:
         for module in self._modules if self._repeats else ():
             give_class_back(module, RepeatedBlock)
         self._repeats = False
+        self._activations = None  # Graphs that still need it have it.
 
     # ---- Calls of blocks ----
 

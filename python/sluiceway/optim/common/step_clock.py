@@ -9,6 +9,7 @@ from typing import Any
 
 from sluiceway import _core
 from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.optim.common.activations import Activations
 
 
 class StepClock:
@@ -20,11 +21,19 @@ class StepClock:
     Bytes are counted when they cross, so a step's line has the bytes that crossed between its two
     ends; the last update of a run crosses after the last step. Likewise on a GPU a step's line has
     the stalls that the device has finished, and a later line has the rest. `resident_bytes` are the
-    bytes of the model, which the engine has reserved on the device tier.
+    bytes of the model, which the engine has reserved on the device tier. The numbers include those
+    of `activations`, if they leave the device.
     """
 
-    def __init__(self, engine: Any, device: DeviceOps, resident_bytes: int) -> None:
-        self._engine, self._device = engine, device
+    def __init__(
+        self,
+        engine: Any,
+        device: DeviceOps,
+        resident_bytes: int,
+        activations: Activations | None = None,
+    ) -> None:
+        self._engine, self._device, self.activations = engine, device, activations
+        self._counted = {"read": 0, "written": 0}  # Bytes of activations, until the last step.
         # torch's allocations hold the model too, if it was made after they began to be counted.
         counted = device.allocated_bytes() >= resident_bytes
         self._counted_twice = resident_bytes if counted else 0
@@ -34,7 +43,19 @@ class StepClock:
         self._known, self._known_us = device.mark(), _core.now_us()
         self._norm = 0.0
         self._seconds = 0.0
-        self.raw: dict[str, Any] = engine.take_stats()  # The engine's numbers of the last step.
+        self.raw = self._taken()  # The numbers of the last step.
+
+    def _taken(self) -> dict[str, Any]:
+        raw = self._engine.take_stats()
+        if self.activations is None:
+            return raw
+        use = self.activations.core.take_use()
+        raw["stall_seconds"] += use["stall_seconds"]
+        for way, before in self._counted.items():
+            count = use[f"bytes_{way}"]
+            raw[f"disk_{way}_bytes"] = raw.get(f"disk_{way}_bytes", 0) + count - before
+            self._counted[way] = count
+        return raw
 
     def backward(self, forward_began: Any, backward_began: Any) -> None:
         """Count a backward that ended; the cost model gets its device time once that is known.
@@ -68,7 +89,7 @@ class StepClock:
         self._seconds, self._last_end = now - self._last_end, now
         self._norm = norm
         self._note_passes()
-        self.raw = self._engine.take_stats()
+        self.raw = self._taken()
 
     def stats(self) -> dict[str, Any]:
         """Return the last step's numbers with the keys and units of a line of metrics.jsonl."""

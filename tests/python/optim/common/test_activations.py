@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import weakref
 from functools import partial
 
 import pytest
@@ -306,6 +307,103 @@ def test_users_own_checkpointing_and_caches_of_transformers_do_no_harm():
             if activations == "host":
                 assert opt.stats()["peak_bytes"]["pinned"] > 3 * 4 * 48 * 256 * 4
     assert same_bits(*models)
+
+
+class TwoInputs(nn.Module):
+    """Blocks that read two tensors; one of them is the same for all."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(16, WIDTH)
+        self.blocks = nn.ModuleList(_Reads() for _ in range(4))
+        self.leave = nn.Linear(WIDTH, 8)
+
+    def forward(self, x):
+        x = y = shared = self.enter(x)
+        for block in self.blocks:
+            x, y = block(x, y * 2, shared)
+        return self.leave(x + y)
+
+
+class _Reads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, y, shared):
+        return self.up(x) + shared, torch.tanh(y) * x
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_blocks_with_several_inputs_keep_a_shared_one_once(tmp_path, place):
+    expected, found = make(TwoInputs), make(TwoInputs)
+    with offload(expected, tmp_path / "a") as opt:
+        losses = train(expected, opt)
+    with offload(found, tmp_path / "b", activations=place) as opt:
+        loss = loss_of(found, 9)
+        assert waiting(opt) == 2 * 4  # x, which is the shared one in the first block, and y.
+        del loss
+        assert train(found, opt) == losses
+    assert same_bits(found, expected)
+
+
+def test_conjugate_views_and_small_tensors_stay():
+    class Conjugates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(_OfComplex() for _ in range(2))
+
+        def forward(self, x):
+            z = torch.complex(x, x + 1)
+            for block in self.blocks:
+                z = block(z.conj())
+            return torch.view_as_real(z)[..., 0]
+
+    class _OfComplex(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Parameter(torch.full((64, 256), 0.5))
+
+        def forward(self, z):
+            return z * self.up + z.imag
+
+    results = []
+    for place in ("device", "host"):
+        model = make(Conjugates)
+        with offload(model, activations=place) as opt:
+            for step in range(2):
+                x = torch.randn(64, 256, generator=torch.Generator().manual_seed(step))
+                model(x).square().mean().backward()
+                opt.step()
+                opt.zero_grad()
+        results.append(model)
+    assert same_bits(*results)
+
+
+def test_sequences_of_many_lengths_use_the_same_room(tmp_path):
+    model = stack()
+    with offload(model, tmp_path / "s", activations="disk") as opt:
+        first = opt.stats()["peak_bytes"]["disk"]
+        lengths = [300 + 37 * (step * 7 % 24) for step in range(24)]
+        for step, rows in enumerate(lengths):
+            loss_of(model, step, rows).backward()
+            opt.step()
+            opt.zero_grad()
+        grown = opt.stats()["peak_bytes"]["disk"] - first
+        written = opt.stats()["bytes"]["disk_written"]
+    largest = 4 * max(lengths) * WIDTH * 4
+    assert largest <= grown <= 3 * largest  # Not the sum of all steps.
+    assert written > 4 * lengths[-1] * WIDTH * 4
+
+
+def test_a_closed_optimizer_holds_no_memory_for_activations():
+    model = stack()
+    opt = offload(model, activations="host")
+    train(model, opt)
+    held = weakref.ref(opt._activations)
+    opt.close()
+    gc.collect()
+    assert held() is None
 
 
 # ---- What is refused ----

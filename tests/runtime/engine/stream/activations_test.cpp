@@ -195,6 +195,21 @@ TEST(ActivationsErrorTest, AFullBudgetIsNamedWithBothByteCounts) {
   EXPECT_EQ(into, tensor);
 }
 
+// A few large tensors after many small ones: what is free makes room.
+TEST(ActivationsErrorTest, FreePlacesMakeRoomForLargerOnes) {
+  Budget::Limits limits = unlimited();
+  limits[static_cast<std::size_t>(Tier::kPinned)] = 64 << 10;
+  Activations activations(on_host(limits), nullptr);
+  std::vector<std::byte> tensor(32 << 10);
+  for (const std::size_t bytes : {4096U, 32U << 10U, 8192U}) {
+    std::vector<int> ids;
+    for (std::size_t held = 0; held < 64 << 10; held += bytes) {
+      ids.push_back(activations.keep(tensor.data(), bytes, StreamRef::host()));
+    }
+    for (const int id : ids) forget(activations, id);
+  }
+}
+
 TEST(ActivationsErrorTest, CallsOutOfPlaceAreRefused) {
   Activations activations(on_host(unlimited()), nullptr);
   std::vector<std::byte> tensor(10), into(10);
