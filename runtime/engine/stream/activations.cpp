@@ -63,9 +63,10 @@ class Activations::Pool {
   Buffer take(Budget& budget, DeviceId device, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     const auto found = free_.lower_bound(bytes);
-    if (found != free_.end()) return std::move(free_.extract(found).mapped());
-    // One too small makes room, so that there are never more than were needed at once; and others,
-    // where that is not enough.
+    const bool fits = found != free_.end() && found->first <= 2 * bytes;
+    if (fits) return std::move(free_.extract(found).mapped());
+    // One of another size makes room, so that there are never more than were needed at once; and
+    // others, where that is not enough.
     for (;;) {
       if (!free_.empty()) free_.erase(std::prev(free_.end()));
       try {

@@ -224,7 +224,7 @@ TEST(ActivationsErrorTest, CallsOutOfPlaceAreRefused) {
   EXPECT_THAT([&] { activations.bring(id, into.data(), StreamRef::host()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("on its way back already")));
   activations.await(id, StreamRef::host());
-  EXPECT_TRUE(activations.forget(id));
+  forget(activations, id);
   EXPECT_THAT([&] { activations.forget(id); }, ThrowsMessage<InvalidArgument>(HasSubstr("wait")));
 }
 
@@ -240,7 +240,7 @@ TEST(ActivationsErrorTest, MoreThanCanWaitAreRefusedAndTheOthersComeBack) {
   activations.bring(ids.back(), into.data(), StreamRef::host());
   activations.await(ids.back(), StreamRef::host());
   EXPECT_EQ(into, tensor);
-  EXPECT_TRUE(activations.forget(ids.back()));
+  forget(activations, ids.back());
   EXPECT_EQ(activations.keep(tensor.data(), 1, StreamRef::host()), ids.back());
 }
 
