@@ -272,18 +272,18 @@ class Activations:
         """
         Begin to copy it back. Keep `into` until await_() has returned, or forget() True.
         """
-    def forget(self, id: typing.SupportsInt) -> bool:
+    def forget(self, ids: list[typing.SupportsInt]) -> bool:
         """
-        Free its place; False, and nothing is done, while a copy is running.
+        Free the place of the one number in the list, and clear the list. False, and nothing is done, while a copy is running.
         """
     def has_left(self, id: typing.SupportsInt) -> bool: ...
-    def keep(self, tensor: torch.Tensor, compute: Stream) -> int:
+    def keep(self, tensor: torch.Tensor, compute: Stream, ids: list[typing.SupportsInt]) -> None:
         """
-        Copy a dense tensor from the device, and return its number. Keep the tensor until has_left().
+        Copy a dense tensor from the device, and append its number. Keep the tensor until has_left().
         """
-    def take_stall_seconds(self) -> float:
+    def take_use(self) -> dict:
         """
-        Seconds that the device has waited for tensors, since the last call.
+        stall_seconds for which the device has waited for tensors since the last call; bytes_read and bytes_written of the drive since it was opened.
         """
     def wait_left(self, id: typing.SupportsInt) -> None: ...
     def waiting(self) -> int:
