@@ -75,15 +75,9 @@ Hop RingHops::await(LaneId lane, std::vector<Event> events) {
 }
 
 Hop RingHops::copy(int use, const std::byte* staging, std::byte* to, std::vector<AtEndPtr> ends) {
-  Hop hop;
-  hop.lane = ring_lanes::kH2d;
-  hop.bytes = weight(use).bytes();
-  const void* const from = staging != nullptr ? staging : weight(use).host;
-  hop.run = [this, use, from, to, bytes = hop.bytes, ends = std::move(ends)](StreamRef stream) {
-    before(ring_lanes::kH2d, use);
-    lanes_.h2d().copy(to, from, bytes, stream);
-  };
-  return hop;
+  const auto* const host = static_cast<const std::byte*>(weight(use).host);
+  return copy_part(use, {staging != nullptr ? staging : host, weight(use).bytes()}, to,
+                   std::move(ends));
 }
 
 Hop RingHops::copy_part(int use, std::span<const std::byte> staging, std::byte* to,
