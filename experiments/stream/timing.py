@@ -23,7 +23,6 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,6 +32,7 @@ import torch
 from torch import nn
 
 from experiments.harness import append_row, provenance, read_rows
+from experiments.stream.memory import planned
 
 RESULTS = Path(__file__).with_name("timing.jsonl")
 # A desktop computer: 80 TFLOPS of bf16, PCIe 4.0 x8, a drive of PCIe 4.0 x4.
@@ -77,12 +77,6 @@ def config_of(case: str, tokens: int, folder: Path) -> Path:
         tree["store"] = {"path": str(folder / "store"), "rate_gbps": DRIVE_GBPS / slower}
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
     return folder / "config.yaml"
-
-
-def planned(config: Path) -> dict[str, Any]:
-    """Return what `sluiceway plan` says."""
-    command = [sys.executable, "-m", "sluiceway", "plan", str(config), "--json"]
-    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 # ---- A block that waits --------------------------------------------------------------------------
