@@ -55,8 +55,7 @@ class Activations:
             and tensor.requires_grad
             and tensor.layout is torch.strided
             and tensor.nbytes >= LEAST_BYTES
-            and (tensor.device.type == "cpu" or str(tensor.device) == self.device.name)
-            and (tensor.device.type == "cpu") == (self.device.name == "host")
+            and ("host" if tensor.is_cpu else str(tensor.device)) == self.device.name
             and not (tensor.is_conj() or tensor.is_neg())
             and _is_dense(tensor)
         )

@@ -133,8 +133,8 @@ class EngineOptimizer(StateHooks, ABC):
         """Open the place in which inputs of blocks wait; None: on the device."""
         if self.options.activations == "device":
             return None
-        where = self._activations_folder() if self.options.activations == "disk" else ()
-        return Activations(self._owner, self.engine.make_activations(*where), self.device)
+        core = self.engine.make_activations(*self._activations_place())
+        return Activations(self._owner, core, self.device)
 
     def _take_model(self, model: nn.Module) -> ExitStack:
         """Change the model; the returned stack, or a failure, restores it."""
@@ -172,9 +172,9 @@ class EngineOptimizer(StateHooks, ABC):
         """Return the blocks whose weights are streamed; their backward repeats them anyway."""
         return ()
 
-    def _activations_folder(self) -> tuple[str, str, float]:
-        """Return where activations of the disk go: folder, io and pace of `StoreOptions`."""
-        raise NotImplementedError
+    def _activations_place(self) -> tuple[Any, ...]:
+        """Return folder, io and pace of a drive for activations; nothing for host memory."""
+        return ()
 
     @abstractmethod
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:

@@ -190,8 +190,10 @@ class OffloadAdamW(EngineOptimizer):
     def _streamed_modules(self) -> list[nn.Module]:
         return [block for block, _ in self._streamed]
 
-    def _activations_folder(self) -> tuple[str, str, float]:
+    def _activations_place(self) -> tuple[Any, ...]:
         options = self.options
+        if options.activations != "disk":
+            return super()._activations_place()
         return options.paths[0], options.io, options.rate_gbps or 0.0
 
     def tensors_of_engine(self, trained: list[torch.Tensor]) -> list[torch.Tensor]:
