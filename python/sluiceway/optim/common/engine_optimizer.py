@@ -112,12 +112,12 @@ class EngineOptimizer(StateHooks, ABC):
         self.device.count_allocations()
         repeated = self._blocks_to_repeat(model)
         self.engine = self._make_engine(model)
-        self._activations = self._open_activations()
-        self._repeated = RepeatedBlocks(self._owner, repeated, self.weights, self._activations)
+        activations = self._open_activations()
+        blocks = RepeatedBlocks(self._owner, repeated, self.weights, activations)
         super().__init__(groups, adam)
         away = [w.parameter for w in (*self.weights, *self._frozen) if w.away]
         resident = parameter_bytes(model, away)
-        self._clock = StepClock(self.engine, self.device, resident, self._activations)
+        self._clock = StepClock(self.engine, self.device, resident, activations)
         self.engine.trace.enable(options.trace is not None, os.fspath(options.trace or ""))
         self._progress = StepProgress()
         self._stepping: list[torch.Tensor] = []
@@ -126,7 +126,11 @@ class EngineOptimizer(StateHooks, ABC):
         )
         taken = [p for _, p in selection.trained + self.frozen]
         self._ownership = ModelOwnership(
-            self.engine, self._take_model(model), self._in_flight, self._lent(), taken
+            self.engine,
+            self._take_model(model, blocks, activations),
+            self._in_flight,
+            self._lent(),
+            taken,
         )
 
     def _open_activations(self) -> Activations | None:
@@ -136,8 +140,13 @@ class EngineOptimizer(StateHooks, ABC):
         core = self.engine.make_activations(*self._activations_place())
         return Activations(self._owner, core, self.device)
 
-    def _take_model(self, model: nn.Module) -> ExitStack:
-        """Change the model; the returned stack, or a failure, restores it."""
+    def _take_model(
+        self, model: nn.Module, repeated: RepeatedBlocks, activations: Activations | None
+    ) -> ExitStack:
+        """Change the model; the returned stack, or a failure, restores it.
+
+        No callback may hold this optimizer, which would outlive its last reference.
+        """
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
@@ -145,18 +154,14 @@ class EngineOptimizer(StateHooks, ABC):
             undo.callback(self.carrier.forget)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
-            self._repeated.hooks = self._hooks
-            undo.callback(self._forget_activations)
-            undo.callback(self._repeated.give_back)
-            self._repeated.start()
+            repeated.hooks = self._hooks
+            undo.callback(self._clock.forget_activations)  # Graphs that still need them have them.
+            undo.callback(repeated.give_back)
+            repeated.start()
             self._watch.note_hooks()
             self._compilation = CompilationWatch(self._compilation_began)
             undo.callback(self._compilation.stop)
             return undo.pop_all()
-
-    def _forget_activations(self) -> None:
-        """Free them; graphs that still need them have them."""
-        self._activations = self._clock.activations = None
 
     def _blocks_to_repeat(self, model: nn.Module) -> list[nn.Module]:
         """Return the blocks to compute again in the backward, but for those that are streamed."""

@@ -32,7 +32,7 @@ class StepClock:
         resident_bytes: int,
         activations: Activations | None = None,
     ) -> None:
-        self._engine, self._device, self.activations = engine, device, activations
+        self._engine, self._device, self._activations = engine, device, activations
         self._counted = {"read": 0, "written": 0}  # Bytes of activations, until the last step.
         # torch's allocations hold the model too, if it was made after they began to be counted.
         counted = device.allocated_bytes() >= resident_bytes
@@ -47,15 +47,19 @@ class StepClock:
 
     def _taken(self) -> dict[str, Any]:
         raw = self._engine.take_stats()
-        if self.activations is None:
+        if self._activations is None:
             return raw
-        use = self.activations.core.take_use()
+        use = self._activations.core.take_use()
         raw["stall_seconds"] += use["stall_seconds"]
         for way, before in self._counted.items():
             count = use[f"bytes_{way}"]
             raw[f"disk_{way}_bytes"] = raw.get(f"disk_{way}_bytes", 0) + count - before
             self._counted[way] = count
         return raw
+
+    def forget_activations(self) -> None:
+        """Count and hold them no more."""
+        self._activations = None
 
     def backward(self, forward_began: Any, backward_began: Any) -> None:
         """Count a backward that ended; the cost model gets its device time once that is known.

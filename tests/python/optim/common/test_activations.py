@@ -179,7 +179,7 @@ def test_a_link_that_is_slow_changes_nothing():
 
 
 def waiting(opt):
-    return opt._activations.core.waiting()
+    return opt._clock._activations.core.waiting()
 
 
 def test_a_graph_that_is_retained_gives_the_same_gradients_again():
@@ -406,10 +406,25 @@ def test_a_closed_optimizer_holds_no_memory_for_activations():
     model = stack()
     opt = offload(model, activations="host")
     train(model, opt)
-    held = weakref.ref(opt._activations)
+    held = weakref.ref(opt._clock._activations)
     opt.close()
     gc.collect()
     assert held() is None
+
+
+@pytest.mark.parametrize("weights", ["resident", "streamed"])
+def test_an_optimizer_that_is_dropped_is_gone_at_once(weights):
+    model = stack()
+    opt = offload(model, activations="host", weights=weights)
+    train(model, opt)
+    held = weakref.ref(opt), weakref.ref(opt._clock._activations)
+    gc.disable()
+    try:
+        del opt
+        assert [one() for one in held] == [None, None]
+    finally:
+        gc.enable()
+    assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
 # ---- What is refused ----
