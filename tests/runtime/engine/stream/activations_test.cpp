@@ -41,8 +41,8 @@ struct Where {
 };
 
 std::string where_name(const testing::TestParamInfo<Where>& each) {
-  const std::string on = each.param.device.is_host() ? "host" : "cuda";
-  return on + "_" + (each.param.drive.empty() ? "memory" : each.param.drive);
+  const std::string place = each.param.drive.empty() ? "memory" : each.param.drive;
+  return place + (each.param.device.is_host() ? "_host" : "_cuda");  // As CMake filters names.
 }
 
 std::vector<Where> all_places() {
