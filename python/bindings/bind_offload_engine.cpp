@@ -296,11 +296,16 @@ void bind_footprints(py::module_& m) {
       "fetch_footprint",
       [](const std::vector<TensorSpec>& tensors, const std::vector<std::vector<int>>& blocks,
          int ahead, std::int64_t chunk_elems) {
-        const SlotPlan plan = WeightFetch::plan(tensors, blocks, ahead, chunk_elems);
-        return std::pair(plan.bytes, plan.staging_bytes);
+        const auto found = WeightFetch::footprint(tensors, blocks, ahead, chunk_elems);
+        py::typing::Dict<py::str, py::int_> result;
+        result["device_bytes"] = found.device;
+        result["pinned_bytes"] = found.pinned;
+        result["pass_bytes"] = found.pass;
+        return result;
       },
       py::arg("tensors"), py::arg("blocks"), py::arg("ahead"), py::arg("chunk_elems"),
-      "Bytes on the device, and of page-locked memory, that an engine's stream() takes.");
+      "Bytes on the device, and of page-locked memory, that an engine's stream() takes, and bytes "
+      "that it fetches for a forward and its backward.");
 }
 
 void bind_streaming(EngineClass<OffloadEngine>& engine) {

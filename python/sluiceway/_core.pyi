@@ -1027,9 +1027,9 @@ def fetch_footprint(
     blocks: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]],
     ahead: typing.SupportsInt,
     chunk_elems: typing.SupportsInt,
-) -> tuple[int, int]:
+) -> dict[str, int]:
     """
-    Bytes on the device, and of page-locked memory, that an engine's stream() takes.
+    Bytes on the device, and of page-locked memory, that an engine's stream() takes, and bytes that it fetches for a forward and its backward.
     """
 
 def flush_denormals(on: bool) -> bool:

@@ -26,9 +26,14 @@ std::vector<int> first_uses_of(const std::vector<std::vector<int>>& blocks) {
   return first;
 }
 
-// Forward block by block, then backward; a block has the same order of tensors both times.
+int staying_blocks(const std::vector<std::vector<int>>& blocks, int ahead) {
+  return static_cast<int>(std::min(blocks.size(), static_cast<std::size_t>(1 + ahead)));
+}
+
+// Forward block by block, then backward those that have not stayed in their slots; a block has the
+// same order of tensors both times.
 std::vector<StreamedWeight> uses_of(std::span<const TensorSpec> tensors,
-                                    const std::vector<std::vector<int>>& blocks) {
+                                    const std::vector<std::vector<int>>& blocks, int ahead) {
   std::vector<StreamedWeight> uses;
   const auto add = [&](const std::vector<int>& block, int module) {
     for (const int index : block) {
@@ -45,7 +50,8 @@ std::vector<StreamedWeight> uses_of(std::span<const TensorSpec> tensors,
   };
   int module = 0;
   for (auto block = blocks.begin(); block != blocks.end(); ++block) add(*block, module++);
-  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) add(*block, module++);
+  const auto again = blocks.rbegin() + staying_blocks(blocks, ahead);
+  for (auto block = again; block != blocks.rend(); ++block) add(*block, module++);
   return uses;
 }
 
@@ -79,17 +85,22 @@ WeightRingOptions ring_options(const EngineLanes::Options& lanes, WeightSource& 
 
 }  // namespace
 
-SlotPlan WeightFetch::plan(std::span<const TensorSpec> tensors,
-                           const std::vector<std::vector<int>>& blocks, int ahead,
-                           std::int64_t chunk_elems) {
-  const std::vector<StreamedWeight> uses = uses_of(tensors, blocks);
+WeightFetch::Footprint WeightFetch::footprint(std::span<const TensorSpec> tensors,
+                                              const std::vector<std::vector<int>>& blocks,
+                                              int ahead, std::int64_t chunk_elems) {
+  const std::vector<StreamedWeight> uses = uses_of(tensors, blocks, ahead);
   std::vector<ReadSize> reads;
   reads.reserve(uses.size());
+  Footprint footprint;
   for (const StreamedWeight& use : uses) {
     const TensorSpec& tensor = tensors[static_cast<std::size_t>(use.source)];
     reads.push_back({tensor.stored_weight_bytes(), part_bytes_of(tensor, chunk_elems)});
+    footprint.pass += use.bytes();
   }
-  return plan_slots(uses, std::vector<bool>(uses.size()), reads, depth_of(ahead));
+  const SlotPlan slots = plan_slots(uses, std::vector<bool>(uses.size()), reads, depth_of(ahead));
+  footprint.device = slots.bytes;
+  footprint.pinned = slots.staging_bytes;
+  return footprint;
 }
 
 WeightFetch::WeightFetch(const EngineLanes::Options& lanes, Reader reader,
@@ -99,21 +110,23 @@ WeightFetch::WeightFetch(const EngineLanes::Options& lanes, Reader reader,
       tensors_(tensors),
       blocks_(blocks),
       first_(first_uses_of(blocks_)),
-      ring_(ring_options(lanes, *this, ahead), uses_of(tensors, blocks_)) {}
+      staying_(staying_blocks(blocks_, ahead)),
+      ring_(ring_options(lanes, *this, ahead), uses_of(tensors, blocks_, ahead)) {}
 
 int WeightFetch::first_use(Phase phase, int block) const {
-  const auto count = static_cast<int>(blocks_.size());
-  SLUICEWAY_CHECK(block >= 0 && block < count, "WeightFetch: block ", block, ", expected 0 to ",
-                  count - 1);
-  const auto at = static_cast<std::size_t>(block);
-  return phase == Phase::kForward ? first_[at] : 2 * first_.back() - first_[at + 1];
+  SLUICEWAY_CHECK(block >= 0 && block < count(), "WeightFetch: block ", block, ", expected 0 to ",
+                  count() - 1);
+  const auto at = [](int index) { return static_cast<std::size_t>(index); };
+  if (phase == Phase::kForward || stays(block)) return first_[at(block)];
+  return first_.back() + first_[at(count() - staying_)] - first_[at(block + 1)];
 }
 
 std::vector<const void*> WeightFetch::acquire(Phase phase, int block, StreamRef compute) {
   const int first = first_use(phase, block);
-  if (phase == Phase::kForward && turned_ && held_ == 0) finish();
+  if (phase == Phase::kForward && turned_ && acquired_.empty()) finish();
   begin();
   turned_ = turned_ || phase == Phase::kBackward;
+  if (!stays(block)) release_kept();  // It needs their slots.
   std::vector<const void*> weights;
   try {
     while (weights.size() < tensors_of(block).size()) {
@@ -121,21 +134,42 @@ std::vector<const void*> WeightFetch::acquire(Phase phase, int block, StreamRef 
       weights.push_back(ring_.acquire(use, 0, 0, compute));
     }
   } catch (...) {
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      ring_.release(first + static_cast<int>(i), 0, compute);
+    if (!kept_.contains(block) && !acquired_.contains(first)) {
+      release_uses(first, weights.size(), compute);
     }
     throw;
   }
-  ++held_;
+  kept_.erase(block);
+  ++acquired_[first];
   return weights;
 }
 
 void WeightFetch::release(Phase phase, int block, StreamRef compute) {
   const int first = first_use(phase, block);
-  for (std::size_t i = 0; i < tensors_of(block).size(); ++i) {
+  const auto acquired = acquired_.find(first);
+  SLUICEWAY_CHECK(acquired != acquired_.end(), "WeightFetch: block ", block,
+                  " is not acquired; call acquire() first");
+  if (--acquired->second > 0) return;
+  acquired_.erase(acquired);
+  if (phase == Phase::kForward && stays(block)) {
+    kept_.emplace(block, compute);
+  } else {
+    release_uses(first, tensors_of(block).size(), compute);
+  }
+}
+
+void WeightFetch::release_uses(int first, std::size_t count, StreamRef compute) {
+  for (std::size_t i = 0; i < count; ++i) {
     ring_.release(first + static_cast<int>(i), 0, compute);
   }
-  --held_;
+}
+
+void WeightFetch::release_kept() {
+  while (!kept_.empty()) {
+    const auto [block, compute] = *kept_.begin();
+    kept_.erase(kept_.begin());
+    release_uses(first_[static_cast<std::size_t>(block)], tensors_of(block).size(), compute);
+  }
 }
 
 void WeightFetch::begin() {
@@ -146,6 +180,7 @@ void WeightFetch::begin() {
 
 void WeightFetch::finish() {
   if (!in_pass_) return;
+  release_kept();
   ring_.finish();
   in_pass_ = turned_ = false;
 }

@@ -6,11 +6,12 @@
 //   finish()
 //
 // A block's weights arrive in slots of a direct ring (weight_ring.h) while earlier blocks compute,
-// `ahead` blocks before their turn; with 0 a fetch begins in the turn. Other orders work and are
-// slower: a forward without a backward, a block that is skipped or run twice. begin() starts a
-// pass, and the first acquire() does so if nobody else has; so does a forward after a backward,
-// while no block is acquired. Between finish() and the next pass nothing is read, since a step then
-// changes weights.
+// `ahead` blocks before their turn; with 0 a fetch begins in the turn. The last 1 + `ahead` blocks
+// stay in their slots between forward and backward, so a pass fetches them once and the others
+// twice. Other orders work and are slower: a forward without a backward, a block that is skipped or
+// run twice. begin() starts a pass, and the first acquire() does so if nobody else has; so does a
+// forward after a backward, while no block is acquired. Between finish() and the next pass nothing
+// is read, since a step then changes weights.
 //
 // Thread safety: one thread at a time calls.
 // Lifetime:      `tensors`, what `reader` uses, and every stream passed in, outlive it; its
@@ -22,6 +23,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -46,10 +48,13 @@ class WeightFetch final : private WeightSource {
   static constexpr std::uint64_t kPartBytes = std::uint64_t{8} << 20;  // Of a read, at most.
   enum class Phase : std::uint8_t { kForward, kBackward };
 
-  // Returns the slots that an object has.
-  static SlotPlan plan(std::span<const TensorSpec> tensors,
-                       const std::vector<std::vector<int>>& blocks, int ahead,
-                       std::int64_t chunk_elems);
+  struct Footprint {
+    std::uint64_t device = 0, pinned = 0;  // Bytes that an object takes of the tiers.
+    std::uint64_t pass = 0;                // Bytes that it fetches for a forward and its backward.
+  };
+  static Footprint footprint(std::span<const TensorSpec> tensors,
+                             const std::vector<std::vector<int>>& blocks, int ahead,
+                             std::int64_t chunk_elems);
 
   // `blocks`: numbers of their tensors. InvalidArgument: no block, or one without tensors.
   WeightFetch(const EngineLanes::Options& lanes, Reader reader, std::span<const TensorSpec> tensors,
@@ -77,15 +82,21 @@ class WeightFetch final : private WeightSource {
   std::uint64_t part_bytes(std::size_t weight) const override;
   void read_part(std::size_t weight, std::uint64_t first, std::span<std::byte> into,
                  Done done) override;
+  int count() const noexcept { return static_cast<int>(blocks_.size()); }
+  bool stays(int block) const noexcept { return block >= count() - staying_; }
   int first_use(Phase phase, int block) const;
+  void release_uses(int first, std::size_t count, StreamRef compute);
+  void release_kept();
 
   Reader reader_;
   std::span<const TensorSpec> tensors_;
   std::vector<std::vector<int>> blocks_;
-  std::vector<int> first_;  // By block: its first use in a forward; and the count of all.
+  std::vector<int> first_;         // By block: its first use in a forward; and the count of all.
+  int staying_;                    // The last blocks, which stay in their slots after a forward.
+  std::map<int, StreamRef> kept_;  // Those that wait there, by the stream that read them.
   bool in_pass_ = false;
-  bool turned_ = false;  // The backward of this pass has begun.
-  int held_ = 0;         // Blocks that are acquired.
+  bool turned_ = false;          // The backward of this pass has begun.
+  std::map<int, int> acquired_;  // How often, by the first use of the block.
   WeightRing ring_;
 };
 

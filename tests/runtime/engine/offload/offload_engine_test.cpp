@@ -201,6 +201,73 @@ TEST(StreamedWeightsTest, AStateThatIsLoadedReachesTheNextForward) {
   EXPECT_TRUE(std::ranges::all_of(found, [](bf16 x) { return to_float(x) == 0.75F; }));
 }
 
+// The last 1 + `ahead` blocks stay in their slots between forward and backward.
+TEST(StreamedWeightsTest, AStepFetchesTheLastBlocksOnceAndTheOthersTwice) {
+  const std::vector<std::vector<int>> blocks = {{0}, {1}, {2}, {3}};
+  std::vector<TensorSpec> specs;
+  for (int block = 0; block < 4; ++block) {
+    specs.push_back({concat("w", block), {64, 64}, DType::kBF16});
+    specs.back().streamed = true;
+  }
+  for (const int ahead : {0, 1, 2, 5}) {
+    OffloadEngine engine(small_chunk_options(), specs);
+    OffloadModel model(specs, 3);
+    const OffloadModel begun = model;
+    engine.begin(model.tensors());
+    engine.stream(blocks, ahead);
+    for (int step = 0; step < 3; ++step) {
+      engine.take_stats();
+      for (const auto phase : {WeightFetch::Phase::kForward, WeightFetch::Phase::kBackward}) {
+        scribble(model, blocks);
+        fetch_all(engine, model, phase, blocks);
+        EXPECT_EQ(model.bytes(0), begun.bytes(0));
+        EXPECT_EQ(model.bytes(3), begun.bytes(3));
+      }
+      const auto fetches = static_cast<std::uint64_t>(8 - std::min(4, 1 + ahead));
+      EXPECT_EQ(engine.take_stats().use.h2d_bytes, fetches * 64 * 64 * 2U);
+      engine.fetch().finish();
+    }
+  }
+}
+
+// Blocks that are skipped, run twice, nested in each other or left out of the backward.
+TEST(StreamedWeightsTest, BlocksInAnyOrderHaveTheirOwnBits) {
+  Rng rng(11);
+  for (const int ahead : {0, 1, 2}) {
+    const int count = 5;
+    std::vector<std::vector<int>> blocks;
+    std::vector<TensorSpec> specs;
+    for (int block = 0; block < count; ++block) {
+      blocks.push_back({block});
+      specs.push_back({concat("w", block), {64, 64 + 16 * (block % 3)}, DType::kBF16});
+      specs.back().streamed = true;
+    }
+    OffloadEngine engine(small_chunk_options(), specs);
+    OffloadModel model(specs, 3);
+    engine.begin(model.tensors());
+    engine.stream(blocks, ahead);
+    WeightFetch& fetch = engine.fetch();
+    for (int turn = 0; turn < 400; ++turn) {
+      if (rng.below(16) == 0) fetch.finish();
+      const auto phase =
+          rng.below(2) == 0 ? WeightFetch::Phase::kForward : WeightFetch::Phase::kBackward;
+      const int block = static_cast<int>(rng.below(count));
+      const int times = 1 + static_cast<int>(rng.below(2));
+      for (int time = 0; time < times; ++time) {
+        const std::vector<const void*> found = fetch.acquire(phase, block, StreamRef::host());
+        const std::vector<std::byte>& expected = model.bytes(block);
+        ASSERT_EQ(std::memcmp(found.at(0), expected.data(), expected.size()), 0)
+            << "block " << block << " of turn " << turn << ", " << ahead << " ahead";
+      }
+      EXPECT_THAT([&] { fetch.finish(); },
+                  ThrowsMessage<InvalidArgument>(HasSubstr("is acquired")));
+      for (int time = 0; time < times; ++time) fetch.release(phase, block, StreamRef::host());
+      EXPECT_THAT([&] { fetch.release(phase, block, StreamRef::host()); },
+                  ThrowsMessage<InvalidArgument>(HasSubstr("is not acquired")));
+    }
+  }
+}
+
 // A frozen tensor has its weight in the store, no states, and no extents.
 TEST(StreamedWeightsTest, AFrozenTensorIsReadAndNeverWritten) {
   std::vector<TensorSpec> specs = {{"base", {64, 128}, DType::kBF16},
