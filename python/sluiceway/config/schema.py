@@ -159,6 +159,11 @@ class Config(Section):
         """Tokens of all micro-batches; fewer if sequences are not packed."""
         return self.train.micro_batch * self.train.accumulate * self.data.sequence_length
 
+    @property
+    def backwards(self) -> int:
+        """Backwards of a step: one, if all micro-batches pass through each block together."""
+        return 1 if getattr(self.engine, "order", "step") == "block" else self.train.accumulate
+
     def resolved(self) -> dict[str, Any]:
         """Return every value, defaults included, in plain types for YAML and JSON."""
         return self.model_dump(mode="json")

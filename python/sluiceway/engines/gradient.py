@@ -14,7 +14,7 @@ from sluiceway.engines.plan import DevicePlan, EnginePlan, trained_elements
 from sluiceway.engines.resident import ResidentEngine
 from sluiceway.machine.device_ops import ops_on
 from sluiceway.model.loss import loss_of
-from sluiceway.text.batches import Batch
+from sluiceway.text.batches import Batch, joined
 
 
 class GradientEngine(ResidentEngine):
@@ -40,7 +40,8 @@ class GradientEngine(ResidentEngine):
             "link": config.device.link,
             "lane_threads": config.device.lane_threads,
             "budget": config.budget,
-            "accumulate": train.accumulate,
+            "accumulate": self.config.backwards,
+            "micro_batches": train.accumulate // self.config.backwards,
             "seed": train.seed,
             "trace": str(trace) if trace else None,
         }
@@ -53,13 +54,15 @@ class GradientEngine(ResidentEngine):
         return DevicePlan(self.config, trained_elements(model))
 
     def update(self, batches: Sequence[Batch], ranges: Ranges) -> Update:
-        """Run forward and backward of every micro-batch, and the step of the optimizer.
+        """Run forward and backward of every micro-batch, or of all at once, and the step.
 
         A loss that is not finite ends the step before its backward, and the weights stay as they
         are. On a device that computes asynchronously, the loss is read after the step; then a loss
         that is not finite makes its gradients NaN, so that the optimizer skips the step.
         """
         device = ops_on(self.placement.device)
+        if self.config.backwards == 1:
+            batches = [joined(batches)]  # The optimizer divides them for each block.
         learned = sum(batch.learned for batch in batches)
         losses: list[tuple[Callable[[], torch.Tensor], float]] = []
         for batch in batches:

@@ -28,7 +28,7 @@ from sluiceway.optim.offload.spill_choice import (
     choose_spill,
     no_room_for_cores,
 )
-from sluiceway.optim.offload.streamed_blocks import choose_streamed, slots_of
+from sluiceway.optim.offload.streamed_blocks import choose_streamed, fetch_footprint
 
 _WAITING_BYTES = 256 << 20  # Largest size of gradients that wait to leave the device.
 
@@ -51,7 +51,7 @@ class OffloadPlan(DevicePlan):
             away, frozen = choose_streamed("offload", model, weights, elements, engine.resident)
             blocks = [of for _, of in away]
         self._streamed_bytes = sum(w.parameter.nbytes for w in (*weights, *frozen) if w.away)
-        self._slot_bytes, self._staging_bytes = slots_of([*weights, *frozen], blocks, elements)
+        self._fetch = fetch_footprint([*weights, *frozen], blocks, elements)
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
         self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.away)
@@ -100,7 +100,7 @@ class OffloadPlan(DevicePlan):
             tensor_specs(weights),
             gradients,
             chunk_elements("store", config.store.chunk),
-            config.train.accumulate,
+            config.backwards,
             self._slots,
             pinned,
             cores,
@@ -123,7 +123,7 @@ class OffloadPlan(DevicePlan):
 
     @property
     def _backwards(self) -> int:
-        return self._config.train.accumulate
+        return self._config.backwards
 
     def check_disk(self) -> None:
         """Refuse a budget that the store exceeds at its first save.
@@ -156,12 +156,14 @@ class OffloadPlan(DevicePlan):
         tiers = {
             "device": self._peak_of(rehearsal)
             - self._streamed_bytes
-            + self._slot_bytes
+            + self._fetch["device_bytes"]
             + waiting
             + self._footprint["core_device_bytes"]
             + self._footprint["exit_bytes"],
             "host": self._host_bytes_of(self._footprint),
-            "pinned": self._footprint["pinned_bytes"] + self._staging_bytes + away["pinned"],
+            "pinned": self._footprint["pinned_bytes"]
+            + self._fetch["pinned_bytes"]
+            + away["pinned"],
         }
         return tiers | ({"disk": store + away["disk"]} if self._on_disk else {})
 
@@ -185,15 +187,15 @@ class OffloadPlan(DevicePlan):
 
     @property
     def _fetched_bytes(self) -> int:
-        """Bytes of weights that a step fetches: for each forward, and again for its backward."""
-        return 2 * self._backwards * self._streamed_bytes
+        """Bytes of weights that the micro-batches of a step fetch."""
+        return self._backwards * self._fetch["pass_bytes"]
 
     def links(self) -> dict[str, int]:
         """Count gradients to the host, weights back, and the disk's traffic.
 
         Cores, and the gradients decompressed from them, count once a step; whole gradients count
         once a backward. Speculative steps are assumed to need no correction. Streamed weights
-        count twice a micro-batch.
+        count twice a micro-batch, but for the last blocks, which stay from forward to backward.
         """
         states = self._footprint["state_bytes"]
         inputs = super().links()
@@ -259,8 +261,10 @@ class OffloadPlan(DevicePlan):
         link = link_of(self._config, speeds)
         disk_gbps = (self._on_disk and speeds.get("disk_gbps")) or math.inf
         slowest = min(link.h2d_gbps, disk_gbps)
-        fetch = self._streamed_bytes / (1e9 * slowest)  # Beside the work of the device.
-        forward, backward = max(forward, fetch), max(backward, fetch)
+        # Beside the work of the device. The last blocks stay for the backward.
+        fetch = self._streamed_bytes / (1e9 * slowest)
+        fetch_again = self._fetch["pass_bytes"] / (1e9 * slowest) - fetch
+        forward, backward = max(forward, fetch), max(backward, fetch_again)
         # Inputs of blocks wait for link and drive, so that they do not pile up on the device.
         inputs = super().links()
         slowest = disk_gbps if self._place == "disk" else math.inf

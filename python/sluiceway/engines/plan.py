@@ -13,6 +13,7 @@ from sluiceway.machine.placement import DTYPES
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.optim.common.activations import LEAST_BYTES
+from sluiceway.optim.common.repeated_blocks import repeat_in_parts
 from sluiceway.store.folder import refuse_twice
 
 _FIRST_ORDER_BYTES = 12  # Read and written per parameter: gradient once, weight twice.
@@ -127,7 +128,15 @@ class DevicePlan(EnginePlan):
         self._moment_bytes = moment_bytes or DTYPES[config.model.dtype].itemsize
         self._place = getattr(config.engine, "activations", "device")
         self._inputs: list[int] = []  # Bytes of those inputs of blocks that leave the device.
+        self._parts = config.train.accumulate // config.backwards
+        self.like_native = self._parts == 1
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
+
+    def as_trained(self, model: nn.Module) -> nn.Module:
+        """Let all micro-batches of a backward pass through each block before the next."""
+        if self._parts > 1:
+            repeat_in_parts(model, self._parts)
+        return model
 
     def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
         """Note which inputs of blocks leave the device."""
@@ -145,7 +154,7 @@ class DevicePlan(EnginePlan):
 
         The last one is still there when the backward begins.
         """
-        count, away = self._config.train.accumulate, sum(self._inputs)
+        count, away = self._config.backwards, sum(self._inputs)
         back = away - (self._inputs[-1] if self._inputs else 0)
         links = {"d2h": count * away, "h2d": count * back}
         if self._place != "disk":
@@ -177,8 +186,8 @@ class DevicePlan(EnginePlan):
         return self._earlier(forward, backward) + forward + backward + self._update(speeds)
 
     def _earlier(self, forward: float, backward: float) -> float:
-        """Seconds of the micro-batches before the last."""
-        return (self._config.train.accumulate - 1) * (forward + backward)
+        """Seconds of the backwards before the last, with their forwards."""
+        return (self._config.backwards - 1) * (forward + backward)
 
     def _update(self, speeds: dict[str, Any]) -> float:
         count = _FIRST_ORDER_BYTES + self._moments * _MOMENT_BYTES
@@ -186,7 +195,7 @@ class DevicePlan(EnginePlan):
 
 
 def micro_batch_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, float]:
-    """Seconds of the forward, and of the backward, of one micro-batch."""
+    """Seconds of a forward, and of its backward."""
     rate = 1e12 * speeds["tflops"]
     return rehearsal.forward_flops / rate, rehearsal.backward_flops / rate
 

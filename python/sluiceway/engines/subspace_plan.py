@@ -60,7 +60,8 @@ class SubspacePlan(DevicePlan):
             self.like_native = False
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """Fuse the layers that a run fuses."""
+        """Fuse the layers that a run fuses, too."""
+        model = super().as_trained(model)
         return model if self._fused is None else self._fused.as_trained(model)
 
     def layers(self) -> list[str]:
@@ -94,13 +95,13 @@ class SubspacePlan(DevicePlan):
             config.model.dtype,
             config.tokens_per_step,
             config.train.steps,
-            config.train.accumulate,
+            config.backwards,
             engine.refresh.every if engine.refresh else 0,
             engine.residual_every,
             self._speculative,
             self._on_host,
         )
-        run = RunLength(config.tokens_per_step, config.train.steps, config.train.accumulate)
+        run = RunLength(config.tokens_per_step, config.train.steps, config.backwards)
         return choice.name, automatic_reason(choice, run)
 
     def _free(self, model: nn.Module, placement: Placement) -> dict[str, int]:
@@ -138,7 +139,7 @@ class SubspacePlan(DevicePlan):
     def _held(self, costs: list[dict[str, Any]]) -> int:
         """Bytes of whole gradients that wait for `step()`, one turn of residuals at a time."""
         config = self._config
-        if config.train.accumulate == 1 and config.model.autocast != "fp16":
+        if config.backwards == 1 and config.model.autocast != "fp16":
             return 0
         every = config.engine.residual_every
         in_turn = [sum(cost["held_bytes"] for cost in costs[turn::every]) for turn in range(every)]

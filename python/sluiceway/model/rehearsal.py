@@ -28,7 +28,7 @@ _FLOPS = {**flop_registry, GROUPED_PRODUCT: grouped_flops}
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Bytes on the device, and floating-point operations, that one micro-batch needs."""
+    """Bytes on the device, and floating-point operations, of a forward and its backward."""
 
     weight_bytes: int
     after_forward_bytes: int  # Weights and tensors saved for the backward.
@@ -95,17 +95,18 @@ class _Account(TorchDispatchMode):
 def rehearse(
     build: Callable[[], torch.nn.Module],
     freed: set[str],
-    micro_batch: int,
+    batch: int,
     sequence_length: int,
     autocast: torch.dtype | None,
     backward: bool = True,
 ) -> Rehearsal:
-    """Run one micro-batch of the model that `build` makes.
+    """Run one batch through the model that `build` makes.
 
     Parameters
     ----------
     freed : set of str
-        Names of parameters whose gradient is freed as soon as it exists.
+        Names of parameters whose gradient is freed as soon as it exists; one with a true attribute
+        `held_back` keeps it.
     backward : bool
         Run a backward; if False, the forward runs without gradients and without dropout.
     """
@@ -116,7 +117,7 @@ def rehearse(
         for name, parameter in model.named_parameters():
             if name in freed and parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_free)
-        ids = torch.zeros(micro_batch, sequence_length, dtype=torch.long)
+        ids = torch.zeros(batch, sequence_length, dtype=torch.long)
         with _Account() as account:
             inputs = _note_inputs(model, account) if backward else []
             for parameter in model.parameters():
@@ -173,4 +174,5 @@ def _keep_all_layers(model: torch.nn.Module) -> None:
 
 
 def _free(parameter: torch.nn.Parameter) -> None:
-    parameter.grad = None
+    if not getattr(parameter, "held_back", False):
+        parameter.grad = None

@@ -39,7 +39,7 @@ class Prediction:
         Prepared, on the meta device.
     plan : EnginePlan
     rehearsal : Rehearsal
-        One micro-batch, as the engine trains it.
+        What one backward of the engine computes: a micro-batch, or all of a step.
     speeds : dict
         The rates that `model.speeds` gives.
     process_bytes : int
@@ -71,14 +71,24 @@ class Prediction:
 
     def rehearse_native(self) -> Rehearsal:
         """Rehearse one micro-batch as plain AdamW trains it."""
-        return self.rehearsal if self.plan.like_native else self._rehearse(self._build, True)
+        return (
+            self.rehearsal
+            if self.plan.like_native
+            else self._rehearse(self._build, True, native=True)
+        )
 
     def _build(self, layers: int | None = None) -> torch.nn.Module:
         dtype = DTYPES[self.config.model.dtype]
         return self._engine.prepare(build_skeleton(self.config.model.path, dtype, layers))
 
-    def _rehearse(self, make: Callable[[], torch.nn.Module], backward: bool) -> Rehearsal:
-        sizes = self.config.train.micro_batch, self.config.data.sequence_length
+    def _rehearse(
+        self, make: Callable[[], torch.nn.Module], backward: bool, native: bool = False
+    ) -> Rehearsal:
+        train = self.config.train
+        at_once = train.micro_batch
+        if not native:
+            at_once *= train.accumulate // self.config.backwards
+        sizes = at_once, self.config.data.sequence_length
         autocast = self.placement.autocast_dtype
         return rehearse(make, self.plan.freed, *sizes, autocast, backward)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from sluiceway.config.schema import Config
 from sluiceway.text.documents import Corpus, read_documents
@@ -98,6 +99,26 @@ def collate(sequences: Sequences, chosen: list[int]) -> Batch:
         inputs["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
     learned = int(np.count_nonzero(labels[:, 1:] != IGNORED))
     return Batch(inputs, int(lengths.sum()), learned)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Put micro-batches side by side, shorter ones padded on the right."""
+    if len(batches) == 1:
+        return batches[0]
+    width = max(batch.inputs["input_ids"].shape[1] for batch in batches)
+    padded: dict[str, list[torch.Tensor]] = {}
+    for batch in batches:
+        ids = batch.inputs["input_ids"]
+        inputs = {"attention_mask": torch.ones_like(ids), **batch.inputs}
+        for name, tensor in inputs.items():
+            filling = IGNORED if name == "labels" else 0
+            more = (0, width - ids.shape[1])
+            padded.setdefault(name, []).append(functional.pad(tensor, more, value=filling))
+    inputs = {name: torch.cat(tensors) for name, tensors in padded.items()}
+    if inputs["attention_mask"].all():
+        del inputs["attention_mask"]
+    tokens, learned = (sum(getattr(b, n) for b in batches) for n in ("tokens", "learned"))
+    return Batch(inputs, tokens, learned)
 
 
 class Prefetch:

@@ -134,6 +134,47 @@ def test_streamed_weights_train_the_same_bits_in_less_of_the_device(
     assert len(loss_lines(tmp_path / "disk")) > len(losses["disk"])
 
 
+def test_micro_batches_pass_through_each_block_together(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    found, planned = {}, {}
+    engine = {**ENGINE, "weights": "streamed", "gradients": "fp32"}
+    for order in ("step", "block"):
+        config = write_config(
+            tiny_model, order + ".yaml", train={**TRAIN, "accumulate": 4, "schedule": "constant"},
+            engine={**engine, "order": order}, store={"chunk": "16KiB"},
+        )  # fmt: skip
+        done = sluiceway("train", config, "--out", tmp_path / order)
+        assert done.code == 0, done.err
+        lines = (tmp_path / order / "metrics.jsonl").read_text().splitlines()
+        found[order] = [line for line in map(json.loads, lines) if "bytes" in line]
+        done = sluiceway("plan", config, "--json")
+        assert done.code == 0, done.err
+        planned[order] = json.loads(done.out)
+    for step, block in zip(found["step"], found["block"], strict=True):
+        assert block["loss"] == pytest.approx(step["loss"], abs=2e-3)
+        assert block["tokens"] == step["tokens"]
+    for link in ("d2h", "h2d"):
+        crossed = {o: sum(line["bytes"][link] for line in found[o]) for o in found}
+        count = {o: planned[o]["bytes_per_step"][link] for o in planned}
+        assert count["block"] < count["step"]
+        assert crossed["block"] == pytest.approx(len(found["block"]) * count["block"], rel=0.2)
+        assert crossed["block"] < 0.6 * crossed["step"]
+
+    # A save in between, and the rest of the run with the same bits.
+    short = tmp_path / "short"
+    done = sluiceway("train", config, "--out", short, "--set", "train.steps=4")
+    assert done.code == 0, done.err
+    done = sluiceway("resume", short, "--set", "train.steps=6")
+    assert done.code == 0, done.err
+    losses, whole = ([line[:2] for line in loss_lines(run)] for run in (short, tmp_path / "block"))
+    assert losses == whole
+    assert weights_hash(short) == weights_hash(tmp_path / "block")
+
+    done = sluiceway("train", config, "--set", "engine.weights=resident")
+    assert_short_error(done, 2, "order is block, but blocks run as the model calls them")
+
+
 def test_a_run_whose_store_is_gone_is_refused_by_its_path_and_makes_none(
     sluiceway, tiny_model, write_config, tmp_path
 ):

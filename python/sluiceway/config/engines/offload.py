@@ -11,7 +11,7 @@ from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import TieredSection
 from sluiceway.config.fields import Natural, Size
 from sluiceway.config.options import Options, check_is_here, option
-from sluiceway.config.shared_options import BackwardOptions
+from sluiceway.config.shared_options import BackwardOptions, OrderedSection
 from sluiceway.errors import Unavailable
 
 # The values that this version has, by option.
@@ -145,7 +145,7 @@ class OffloadOptions(CodecOptions, BackwardOptions, _StateOptions):
         return value
 
 
-class OffloadSection(OffloadOptions, TieredSection):
+class OffloadSection(OrderedSection, OffloadOptions, TieredSection):
     """The section `engine` of a config with `kind: offload`."""
 
     kind: Literal["offload"] = "offload"

@@ -8,9 +8,9 @@ are streamed, each weight's gradient so comes while the weight is on the device.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -18,8 +18,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-from sluiceway.optim.common.activations import Activations
+from sluiceway.optim.common.batch_parts import joined_gradients, joined_parts, parts_of
 from sluiceway.optim.common.random_state import RandomState
+
+if TYPE_CHECKING:
+    from sluiceway.optim.common.repeated_blocks import RepeatedBlocks
 
 
 class BlockCall:
@@ -27,35 +30,28 @@ class BlockCall:
 
     Parameters
     ----------
-    owner : str
-        The optimizer's name, for errors.
+    home : RepeatedBlocks
+    number : int
+        The block's number there.
     forward : callable
         The block's own forward.
     arguments, named
         What it was called with.
-    held : callable
-        Returns a context in which the block can compute; gets whether it is a backward.
-    apart : callable
-        Returns a value that may be read after that context.
-    activations : Activations, optional
-        Where the inputs wait for the backward; by default on the device.
     """
 
     def __init__(
         self,
-        owner: str,
+        home: RepeatedBlocks,
+        number: int,
         forward: Callable[..., Any],
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-        held: Callable[[bool], AbstractContextManager[None]],
-        apart: Callable[[Any], Any],
-        activations: Activations | None,
     ) -> None:
-        self.owner, self.held = owner, held
-        self._forward, self._apart, self._activations = forward, apart, activations
+        self.home, self.number, self._forward = home, number, forward
         self._first: Any = (arguments, named)  # Containers as the caller has them.
         leaves, self._tree = tree_flatten((arguments, named))
         self._inputs, self._others = _split(leaves)
+        self._parts = parts_of(home.owner, self._inputs, home.micro_batches)
         self._random = RandomState.now()
         self.node: Any = None  # Autograd's node of this call, held weakly.
         self._repeated_in = torch_private.NO_BACKWARD  # The last backward that repeated it.
@@ -68,8 +64,8 @@ class BlockCall:
         """
         inputs, self._inputs = self._inputs, []
         self._made: tuple[list[Any], Any] = ([], None)
-        away = nullcontext() if self._activations is None else self._activations.saving(inputs)
-        with away:
+        activations = self.home.activations
+        with nullcontext() if activations is None else activations.saving(inputs):
             tensors = _Repeated.apply(self, anchor, *inputs)
         others, tree = self._made
         return tree_unflatten(_joined(tensors, others), tree)
@@ -81,14 +77,17 @@ class BlockCall:
             return False
         return torch_private.backward_reaches(node)
 
-    def first(self) -> list[torch.Tensor]:
+    def first(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Call the block with what the caller has given, and return the tensors of its result."""
         given, self._first = self._first, None
-        return [self._apart(tensor) for tensor in self._run(given)]
+        if len(self._parts) == 1:
+            return [self.home.apart(tensor) for tensor in self._run(given)]
+        results = [self._run(self._containers(part.of(inputs))) for part in self._parts]
+        return joined_parts(self.home.owner, self._parts, results)
 
-    def run(self, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Call the block again, with other tensors in place of its arguments'."""
-        return self._run(tree_unflatten(_joined(inputs, self._others), self._tree))
+    def _containers(self, inputs: Iterable[torch.Tensor]) -> Any:
+        """Put tensors in place of those of the arguments."""
+        return tree_unflatten(_joined(inputs, self._others), self._tree)
 
     def _run(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[torch.Tensor]:
         arguments, named = given
@@ -99,25 +98,44 @@ class BlockCall:
         return tensors
 
     def repeat(
-        self, inputs: list[torch.Tensor], gradients: tuple[torch.Tensor | None, ...]
-    ) -> None:
-        """Add to `.grad` of the inputs and of the block's parameters."""
+        self,
+        inputs: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        gradients: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor | None]:
+        """Add to `.grad` of the block's parameters; return the gradients of its inputs."""
         self._repeated_in = torch_private.running_backward()
-        with self.held(True):
-            now = RandomState.now()
-            self._random.restore()
-            try:
-                with torch.enable_grad():
-                    outputs = self.run(inputs)
-            finally:
-                now.restore()
-            reached = [
-                (output, gradient)
-                for output, gradient in zip(outputs, gradients, strict=True)
-                if gradient is not None and output.requires_grad
-            ]
-            if reached:
-                torch.autograd.backward(*map(list, zip(*reached, strict=True)))
+        found = []
+        with self.home.held(self.number, True):
+            now, random = RandomState.now(), self._random
+            for part in self._parts:
+                self.home.hold_back(self.number, part is not self._parts[-1])
+                given = [
+                    t.detach().requires_grad_(needed)
+                    for t, needed in zip(part.of(inputs), needs, strict=True)
+                ]
+                random.restore()
+                try:
+                    with torch.enable_grad():
+                        outputs = self._run(self._containers(given))
+                    random = RandomState.now()
+                finally:
+                    now.restore()
+                _run_backward(outputs, part.of_outputs(gradients))
+                found.append([t.grad for t in given])
+        return joined_gradients(self._parts, inputs, found)
+
+
+def _run_backward(
+    outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> None:
+    reached = [
+        (output, gradient)
+        for output, gradient in zip(outputs, gradients, strict=True)
+        if gradient is not None and output.requires_grad
+    ]
+    if reached:
+        torch.autograd.backward(*map(list, zip(*reached, strict=True)))
 
 
 class _Repeated(torch.autograd.Function):
@@ -128,8 +146,8 @@ class _Repeated(torch.autograd.Function):
         ctx.call, call.node = call, weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
-        with call.held(False):
-            outputs = call.first()
+        with call.home.held(call.number, False):
+            outputs = call.first(inputs)
         ctx.mark_non_differentiable(*[t for t in outputs if not _has_gradient(t)])
         return tuple(outputs)
 
@@ -138,17 +156,12 @@ class _Repeated(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if not torch_private.may_run_backward_inside():
             raise InvalidArgument(
-                f"{ctx.call.owner}: torch.autograd.grad() and backward(inputs=...) do not go "
+                f"{ctx.call.home.owner}: torch.autograd.grad() and backward(inputs=...) do not go "
                 "through blocks that their backward computes again; call loss.backward(), or train "
                 "with weights='resident' and activations='device'"
             )
         needs = ctx.needs_input_grad[2:]
-        inputs = [
-            t.detach().requires_grad_(needed)
-            for t, needed in zip(ctx.saved_tensors, needs, strict=True)
-        ]
-        ctx.call.repeat(inputs, gradients)
-        return None, None, *[t.grad for t in inputs]
+        return None, None, *ctx.call.repeat(ctx.saved_tensors, needs, gradients)
 
 
 _TENSOR = object()  # Stands for a tensor in a list of leaves.

@@ -113,7 +113,9 @@ class EngineOptimizer(StateHooks, ABC):
         repeated = self._blocks_to_repeat(model)
         self.engine = self._make_engine(model)
         activations = self._open_activations()
-        blocks = RepeatedBlocks(self._owner, repeated, self.weights, activations)
+        trained = [weight.parameter for weight in self.weights]
+        parts = options.micro_batches
+        blocks = RepeatedBlocks(self._owner, repeated, trained, activations, parts)
         super().__init__(groups, adam)
         away = [w.parameter for w in (*self.weights, *self._frozen) if w.away]
         resident = parameter_bytes(model, away)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -18,10 +18,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.targets import CompressedWeight
+from sluiceway.model.blocks import find_blocks
 from sluiceway.optim.common.activations import Activations
+from sluiceway.optim.common.batch_parts import refuse_sequence_first
 from sluiceway.optim.common.block_call import BlockCall
-from sluiceway.optim.common.model_hooks import ModelHooks
 from sluiceway.optim.common.other_class import OtherClass, give_class_back, take_class
 
 
@@ -34,30 +34,36 @@ class RepeatedBlocks:
         The optimizer's name, for errors.
     modules : sequence of torch.nn.Module
         The blocks, in the model's order.
-    trained : list of CompressedWeight
+    trained : list of torch.nn.Parameter
         The weights whose gradients the optimizer takes, in the order of its hooks.
     activations : Activations, optional
         Where the blocks' inputs wait; by default on the device.
+    micro_batches : int
+        Parts of a batch, all of which pass through a block before the next block.
 
     Attributes
     ----------
     hooks : ModelHooks
-        Set once they are on the model.
+        Set once they are on the model. `begin_backward` and `hold_back` are called.
     """
 
-    hooks: ModelHooks
+    hooks: Any
 
     def __init__(
         self,
         owner: str,
         modules: Sequence[nn.Module],
-        trained: list[CompressedWeight],
+        trained: list[nn.Parameter],
         activations: Activations | None,
+        micro_batches: int,
     ) -> None:
-        self._owner, self._modules, self._activations = owner, modules, activations
+        self.owner, self._modules, self.activations = owner, modules, activations
+        self.micro_batches = micro_batches
+        for module in modules if micro_batches > 1 else ():
+            refuse_sequence_first(owner, module)
         self._calls: list[weakref.WeakSet[BlockCall]] = [weakref.WeakSet() for _ in modules]
         self._dropped: list[weakref.WeakSet[Any]] = [weakref.WeakSet() for _ in modules]  # Caches.
-        index_of = {id(w.parameter): i for i, w in enumerate(trained)}
+        index_of = {id(p): i for i, p in enumerate(trained)}
         self._trained = [
             [index_of[id(p)] for p in module.parameters() if id(p) in index_of]
             for module in modules
@@ -81,49 +87,57 @@ class RepeatedBlocks:
         for module in self._modules if self._repeats else ():
             give_class_back(module, RepeatedBlock)
         self._repeats = False
-        self._activations = None  # Graphs that still need it have it.
+        self.activations = None  # Graphs that still need it have it.
 
     # ---- Calls of blocks ----
 
     def _call(self, number: int, forward: Any, *arguments: Any, **named: Any) -> Any:
         """Run a block; the gradients of its backward come from a repetition of its forward."""
-        module, held = self._modules[number], partial(self._held, number)
+        module = self._modules[number]
         given = (*arguments, *named.values())
         self._refuse_dropped(number, module, given)
         if not (torch.is_grad_enabled() and _trains(module, given)):
-            with held(False):
-                return tree_map(self._apart, forward(*arguments, **named))
+            with self.held(number, False):
+                return tree_map(self.apart, forward(*arguments, **named))
         arguments, named = self._without_caches(number, module, arguments, named)
-        call = BlockCall(
-            self._owner, forward, arguments, named, held, self._apart, self._activations
-        )
+        call = BlockCall(self, number, forward, arguments, named)
         self._calls[number].add(call)
         return call.result(self._anchor)
 
+    # What a call of a block needs.
+
     @contextmanager
-    def _held(self, block: int, backward: bool) -> Iterator[None]:
+    def held(self, block: int, backward: bool) -> Iterator[None]:
         """Hold what a block needs while it computes."""
         self._refuse_fork()
-        if backward and self._repeats:  # It may come after close().
-            self._begin_backward(block)
+        if backward:
+            self._begin_backward()
         yield
+
+    def hold_back(self, block: int, more: bool) -> None:
+        """Let a block's gradients add up on the device, if its backward is not its last one.
+
+        So a block that runs several times, or in parts, has one gradient in a backward, as without
+        repetition. `more` parts of a call come in any case.
+        """
+        if self._repeats:
+            again = more or any(call.is_due() for call in self._calls[block])
+            self.hooks.hold_back(self._trained[block], again)
+
+    def apart(self, value: Any) -> Any:
+        """Return a value that may be read after `held()`."""
+        return value
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
             raise InvalidArgument(
-                f"{self._owner}: process {os.getpid()} is a forked child and has no lanes that "
+                f"{self.owner}: process {os.getpid()} is a forked child and has no lanes that "
                 "fetch weights; run the model in the process that made the optimizer"
             )
 
-    def _begin_backward(self, block: int) -> None:
-        self.hooks.begin_backward(0)  # Otherwise the repetition's backward opens one.
-        # A block that runs several times has one gradient in a backward, as without repetition.
-        again = any(call.is_due() for call in self._calls[block])
-        self.hooks.hold_back(self._trained[block], again)
-
-    def _apart(self, value: Any) -> Any:
-        """Return a value that outlives what the block holds."""
-        return value
+    def _begin_backward(self) -> None:
+        if self._repeats:  # A backward may come after close().
+            self.hooks.begin_backward(0)  # Otherwise the repetition's backward opens one.
 
     # ---- Caches of keys and values ----
 
@@ -137,7 +151,7 @@ class RepeatedBlocks:
                 return value
             if value.get_seq_length() > 0:
                 raise InvalidArgument(
-                    f"{self._owner}: {type(module).__name__} gets a cache of keys and values while "
+                    f"{self.owner}: {type(module).__name__} gets a cache of keys and values while "
                     "gradients are enabled, but its backward computes it again and would add to "
                     "the cache twice; call the model under torch.no_grad(), or without the cache"
                 )
@@ -153,9 +167,35 @@ class RepeatedBlocks:
         for value in given:
             if _is_cache(value) and value in self._dropped[number]:
                 raise InvalidArgument(
-                    f"{self._owner}: {type(module).__name__} gets a cache that an earlier forward "
+                    f"{self.owner}: {type(module).__name__} gets a cache that an earlier forward "
                     "with gradients has left empty; make that forward under torch.no_grad()"
                 )
+
+
+class _NoHooks:
+    """Marks the parameters whose gradients are held back, for a rehearsal."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def begin_backward(self, weight: int) -> None:
+        """Begin nothing."""
+
+    def hold_back(self, weights: Iterable[int], held: bool) -> None:
+        for index in weights:
+            self._parameters[index].held_back = held
+
+
+def repeat_in_parts(model: nn.Module, micro_batches: int) -> None:
+    """Divide the batches of a model's blocks, as an optimizer does, for good.
+
+    Gradients are held back by an attribute `held_back` of their parameters.
+    """
+    modules = [block for _, block in find_blocks("plan", model).blocks]
+    parameters = list(model.parameters())
+    blocks = RepeatedBlocks("plan", modules, parameters, None, micro_batches)
+    blocks.hooks = _NoHooks(parameters)
+    blocks.start()
 
 
 def refuse_repeated(owner: str, modules: Sequence[nn.Module]) -> None:

@@ -186,7 +186,7 @@ class OffloadAdamW(EngineOptimizer):
         if self._streamed:
             weights = [*self.weights, *self._frozen]
             of = (self._owner, self.engine, self.device, weights, self._streamed)
-            self._blocks = StreamedBlocks(*of, activations)
+            self._blocks = StreamedBlocks(*of, activations, self.options.micro_batches)
             self._blocks.hooks = self._hooks
             undo.callback(self._blocks.give_back)
         return undo

@@ -96,10 +96,10 @@ def _frozen_weights(model: nn.Module) -> list[CompressedWeight]:
     ]
 
 
-def slots_of(
+def fetch_footprint(
     weights: list[CompressedWeight], blocks: list[list[int]], chunk_elements: int
-) -> tuple[int, int]:
-    """Return the bytes on the device and of page-locked memory that streamed blocks pass through.
+) -> dict[str, int]:
+    """Return what streaming of blocks takes.
 
     Parameters
     ----------
@@ -108,9 +108,15 @@ def slots_of(
         Numbers of each block's weights; empty if none are streamed.
     chunk_elements : int
         Elements of a chunk of the store.
+
+    Returns
+    -------
+    dict
+        `device_bytes` and `pinned_bytes` of the slots that weights pass through, and `pass_bytes`,
+        which a forward and its backward fetch.
     """
     if not blocks:
-        return 0, 0
+        return dict.fromkeys(("device_bytes", "pinned_bytes", "pass_bytes"), 0)
     return _core.fetch_footprint(tensor_specs(weights), blocks, _AHEAD, chunk_elements)
 
 
@@ -130,6 +136,8 @@ class StreamedBlocks(RepeatedBlocks):
     blocks : list of Block
     activations : Activations, optional
         Where the blocks' inputs wait; by default on the device.
+    micro_batches : int
+        Parts of a batch, all of which pass through a block before the next block.
 
     Attributes
     ----------
@@ -147,9 +155,11 @@ class StreamedBlocks(RepeatedBlocks):
         weights: list[CompressedWeight],
         blocks: list[Block],
         activations: Activations | None,
+        micro_batches: int,
     ) -> None:
-        trained = [weight for weight in weights if not weight.frozen]
-        super().__init__(owner, [module for module, _ in blocks], trained, activations)
+        trained = [weight.parameter for weight in weights if not weight.frozen]
+        modules = [module for module, _ in blocks]
+        super().__init__(owner, modules, trained, activations, micro_batches)
         self._engine, self._device, self._blocks = engine, device, blocks
         numbers = [i for _, of in blocks for i in of]
         self._parameters = {i: weights[i].parameter for i in numbers}
@@ -199,14 +209,14 @@ class StreamedBlocks(RepeatedBlocks):
             self.between.fetch_all()
         except Error as error:
             warnings.warn(
-                f"{self._owner}: the streamed weights are not in the model, {error}",
+                f"{self.owner}: the streamed weights are not in the model, {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
         self._guard.bring_all()
         self._guard = None
 
-    def _apart(self, value: Any) -> Any:
+    def apart(self, value: Any) -> Any:
         """Return a copy of a tensor in the memory of a slot, which the next block overwrites."""
         if not isinstance(value, torch.Tensor):
             return value
@@ -222,7 +232,7 @@ class StreamedBlocks(RepeatedBlocks):
     # ---- Turns ----
 
     @contextmanager
-    def _held(self, block: int, backward: bool) -> Iterator[None]:
+    def held(self, block: int, backward: bool) -> Iterator[None]:
         """Hold a block's weights in its parameters."""
         self._refuse_fork()
         with self.lock:
@@ -230,7 +240,7 @@ class StreamedBlocks(RepeatedBlocks):
                 yield
                 return
             if backward:
-                self._begin_backward(block)
+                self._begin_backward()
             if any(begun == block for begun, _ in self._turns[: self._inside]):
                 yield  # The block calls itself.
                 return
@@ -259,7 +269,7 @@ class StreamedBlocks(RepeatedBlocks):
                 if was != now:
                     name = self.between.name_of(self._parameters[number])
                     raise InvalidArgument(
-                        f"{self._owner}: {name} was changed while its block ran, and the change is "
+                        f"{self.owner}: {name} was changed while its block ran, and the change is "
                         "lost; change streamed weights between steps (nn.Embedding(max_norm=) "
                         "cannot be streamed)"
                     )

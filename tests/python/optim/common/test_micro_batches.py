@@ -1,0 +1,278 @@
+"""All parts of a batch pass through a block before the next: the bits of a loop over the parts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import sluiceway as sw
+import torch
+from offload_models import offload
+from small_llama import small_llama
+from small_models import WIDTH, Stack, make, same_bits, update_error, weights_of
+from torch import nn
+from torch.nn import functional
+
+STEPS = 3
+streamed = partial(offload, weights="streamed")
+away = partial(offload, activations="host")
+
+
+def parts_of(rows, count):
+    ends = [rows * (i + 1) // count for i in range(count)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+class _InParts(torch.autograd.Function):
+    """Calls a module with one part after the other; gradients add up from the first part on."""
+
+    @staticmethod
+    def forward(ctx, module, count, x, *parameters):
+        ctx.module, ctx.count, ctx.random = module, count, torch.get_rng_state()
+        ctx.save_for_backward(x)
+        return torch.cat([module(x[a:b]) for a, b in parts_of(len(x), count)])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,), parameters = ctx.saved_tensors, list(ctx.module.parameters())
+        found, total = [], None
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.random)
+            for a, b in parts_of(len(x), ctx.count):
+                part = x[a:b].detach().requires_grad_()
+                out = ctx.module(part)
+                first, *each = torch.autograd.grad(out, [part, *parameters], gradient[a:b])
+                found.append(first)
+                total = each if total is None else [t + e for t, e in zip(total, each, strict=True)]
+        return None, None, torch.cat(found), *total
+
+
+class Dropping(Stack):
+    """A stack with dropout in its blocks, which it may call part by part."""
+
+    parts = None
+    dropout = 0.1
+
+    def __init__(self, blocks=3):
+        super().__init__(blocks)
+        for block in self.blocks:
+            block.norm = nn.Sequential(block.norm, nn.Dropout(self.dropout))
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            if self.parts is None:
+                x = block(x)
+            else:
+                x = _InParts.apply(block, self.parts, x, *block.parameters())
+        return self.leave(x)
+
+
+class Plain(Dropping):
+    dropout = 0.0
+
+
+def loss_of(model, step, rows):
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(rows, 16, generator=generator), torch.randn(rows, 8, generator=generator)
+    kind = next(model.parameters()).dtype
+    return functional.mse_loss(model(x.to(kind)).float(), y)
+
+
+def train(model, opt, rows=24, backwards=1):
+    torch.manual_seed(3)
+    losses, opt.crossed = [], {"d2h": 0, "h2d": 0}
+    for step in range(STEPS):
+        for part in range(backwards):
+            loss = loss_of(model, backwards * step + part, rows)
+            loss.backward()
+            losses.append(loss.item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        opt.step()
+        opt.zero_grad()
+        for way in opt.crossed:
+            opt.crossed[way] += opt.stats()["bytes"][way]
+    return losses
+
+
+WAYS = {
+    "streamed": streamed,
+    "away": away,
+    "streamed and away": partial(streamed, activations="host"),
+    "speculative": partial(streamed, policy="speculative", accumulate=1, max_norm=0.1),
+    "codec": partial(streamed, codec="block_random", ratio=0.5, chunk=1 << 18),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("rows", "count"), [(24, 2), (25, 4), (3, 8)])
+def test_the_bits_are_those_of_a_loop_over_the_parts(way, dtype, rows, count):
+    expected, found = make(Dropping).to(dtype), make(Dropping).to(dtype)
+    expected.parts = min(rows, count)
+    resident = {"weights": "resident", "activations": "device"}
+    with WAYS[way](expected, **resident) as opt:
+        losses = train(expected, opt, rows)
+    with WAYS[way](found, micro_batches=count) as opt:
+        assert train(found, opt, rows) == losses
+    assert same_bits(expected, found)
+
+
+@pytest.mark.parametrize("make_opt", [streamed, away])
+def test_several_backwards_and_a_block_that_runs_twice_add_up(make_opt):
+    class Twice(Plain):
+        def forward(self, x):
+            x = self.enter(x)
+            for block in (*self.blocks, self.blocks[0]):
+                if self.parts is None:
+                    x = block(x)
+                else:
+                    x = _InParts.apply(block, self.parts, x, *block.parameters())
+            return self.leave(x)
+
+    whole, parts = make(Twice), make(Twice)
+    with make_opt(whole) as opt:
+        losses = train(whole, opt, backwards=2)
+    with make_opt(parts, micro_batches=3) as opt:
+        assert train(parts, opt, backwards=2) == pytest.approx(losses, rel=1e-4)
+    assert update_error(make(Twice), parts, whole) <= 1e-3
+
+
+def test_a_subspace_trains_with_parts():
+    def subspace(model, **arguments):
+        return sw.SubspaceAdamW(model, lr=1e-3, activations="host", **arguments)
+
+    for arguments in ({}, {"codec": "block_random", "ratio": 0.5}, {"fused": True}):
+        whole, parts = make(Plain), make(Plain)
+        with subspace(whole, **arguments) as opt:
+            losses = train(whole, opt)
+        with subspace(parts, micro_batches=3, **arguments) as opt:
+            assert train(parts, opt) == pytest.approx(losses, rel=1e-4)
+        assert update_error(make(Plain), parts, whole) <= 1e-2
+
+
+def test_parts_fetch_no_weight_again():
+    crossed = {}
+    for count in (1, 2, 6):
+        model = make(Plain, blocks=4)
+        with streamed(model, micro_batches=count) as opt:
+            train(model, opt)
+            opt.synchronize()
+            rest = opt.engine.take_stats()
+            crossed[count] = {way: opt.crossed[way] + rest[f"{way}_bytes"] for way in opt.crossed}
+    assert crossed[1] == crossed[2] == crossed[6]
+
+
+def test_one_part_at_a_time_has_activations_inside_of_a_block():
+    def peak(count):
+        model, rows = make(Plain), 4096
+        with away(model, micro_batches=count) as opt:
+            for step in range(2):
+                opt.device.reset_peak()
+                before = opt.device.allocated_bytes()
+                loss_of(model, step, rows).backward()
+                peak = opt.device.peak_bytes() - before
+                opt.step()
+                opt.zero_grad()
+        return peak
+
+    each = 4096 * WIDTH * 4  # Of an activation: at least three live inside of a block.
+    assert peak(1) - peak(8) >= 2 * each
+
+
+def test_a_llama_with_padding_and_few_sequences():
+    def batch(rows, step):
+        generator = torch.Generator().manual_seed(step)
+        most = model.config.vocab_size
+        ids = torch.randint(3, most, (rows, 13), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[0, 7:] = 0
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "labels": ids.masked_fill(mask == 0, -100),
+        }
+
+    ends = []
+    for count in (1, 3):
+        torch.manual_seed(0)
+        model = small_llama()
+        with streamed(model, micro_batches=count) as opt:
+            for step, rows in enumerate((5, 1, 2, 6)):
+                model(**batch(rows, step)).loss.backward()
+                opt.step()
+                opt.zero_grad()
+                with torch.no_grad():
+                    model(**batch(4, 9))
+            opt.synchronize()
+            ends.append(weights_of(model))
+    for one, three in zip(*(end.values() for end in ends), strict=True):
+        assert torch.allclose(one, three, rtol=1e-3, atol=1e-4)
+
+
+# ---- What is refused ----
+
+
+class _Takes(nn.Module):
+    """Blocks with something beside the batch."""
+
+    def __init__(self, beside=None, returns=None):
+        super().__init__()
+        self.enter = nn.Linear(16, WIDTH)
+        self.blocks = nn.ModuleList(_Beside(returns) for _ in range(2))
+        self.beside = beside
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x, _ = block(x, self.beside)
+        return x
+
+
+class _Beside(nn.Module):
+    def __init__(self, returns):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.returns = returns
+
+    def forward(self, x, beside):
+        x = self.up(x)
+        return x, x.mean() if self.returns == "a mean" else None
+
+
+def test_what_cannot_be_divided_is_refused_and_training_goes_on():
+    x = torch.randn(6, 6, 16)
+    model = _Takes(beside=torch.ones(6, WIDTH))
+    with streamed(model, micro_batches=2) as opt:
+        with pytest.raises(sw.InvalidArgument, match=r"6 sequences of 6 tokens and a matrix"):
+            model(x)
+        model(x[:, :5]).sum().backward()  # Its rows are those of the batch.
+        opt.step()
+        opt.synchronize()
+    model = _Takes(returns="a mean")
+    with streamed(model, micro_batches=2) as opt:
+        with pytest.raises(sw.InvalidArgument, match=r"shape \(\) for 3 sequences"):
+            model(x)
+        model(x[:1]).sum().backward()
+        opt.step()
+        opt.synchronize()
+
+
+class _SequenceFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(64, 2, 128, batch_first=False) for _ in range(2)
+        )
+
+
+def test_blocks_that_have_the_sequence_first_are_refused():
+    with pytest.raises(sw.InvalidArgument, match="batch_first=True"):
+        streamed(_SequenceFirst(), micro_batches=2)
+
+
+def test_parts_without_blocks_that_are_computed_again_are_refused():
+    with pytest.raises(sw.InvalidArgument, match="micro_batches is 2, but blocks run as the model"):
+        offload(make(), micro_batches=2)
+    with pytest.raises(sw.InvalidArgument, match="micro_batches"):
+        streamed(make(), micro_batches=0)
