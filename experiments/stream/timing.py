@@ -42,7 +42,8 @@ TFLOPS, LINK_GBPS, DRIVE_GBPS = 80.0, 12.0, 4.0
 SLOWER = {"disk": 4.0, "host": 40.0}
 TOKENS = (256, 1024, 4096, 8192, 16384)
 CASES = ("disk:fp32", "disk:8bit", "host:fp32", "host:8bit")
-BLOCKS, HIDDEN, MLP, VOCABULARY = 16, 768, 2048, 512
+BLOCKS, HIDDEN, MLP, VOCABULARY = 32, 768, 2048, 512
+POLICY = {"disk": "speculative", "host": "spill"}  # The usual one of each tier.
 WARM, STEPS = 1, 4
 
 
@@ -66,7 +67,7 @@ def config_of(case: str, tokens: int, folder: Path) -> Path:
         "train": {"steps": 8, "micro_batch": 1, "accumulate": 1, "lr": 1e-5, "max_norm": None},
         "engine": {
             "kind": "offload", "tier": tier, "weights": "streamed", "gradients": "bf16",
-            "state_codec": codec, "policy": "speculative",
+            "state_codec": codec, "policy": POLICY[tier],
         },
         "device": {
             "name": "host", "threads": 1, "tflops": TFLOPS / slower,
@@ -137,7 +138,7 @@ def measured(case: str, tokens: int, folder: Path, blocking: bool) -> dict[str, 
     marks, all_stats = [], []
     try:
         with sw.OffloadAdamW(
-            net, lr=1e-5, tier=tier, weights="streamed", state_codec=codec, policy="speculative",
+            net, lr=1e-5, tier=tier, weights="streamed", state_codec=codec, policy=POLICY[tier],
             accumulate=1, _redo=False, link=sw.Link(d2h_gbps=gbps, h2d_gbps=gbps),
             **(options if tier == "disk" else {}),
         ) as opt:  # fmt: skip
