@@ -13,7 +13,9 @@ from sluiceway.engines.engine import Ranges, Update
 from sluiceway.engines.plan import DevicePlan, EnginePlan, trained_elements
 from sluiceway.engines.resident import ResidentEngine
 from sluiceway.machine.device_ops import ops_on
-from sluiceway.model.loss import loss_of
+from sluiceway.machine.placement import Placement
+from sluiceway.model.chunked_loss.of_model import ChunkedLoss
+from sluiceway.model.loss import inputs_on
 from sluiceway.text.batches import Batch, joined
 
 
@@ -49,6 +51,25 @@ class GradientEngine(ResidentEngine):
             arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
         return arguments
 
+    def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
+        """Open like every engine."""
+        super().open(folder, placement, trace)
+        self._loss_of = self.loss_on(self.model, placement)
+
+    def loss_on(
+        self, model: torch.nn.Module, placement: Placement
+    ) -> Callable[[Batch], torch.Tensor]:
+        """Return the model's own loss, or the same in slices."""
+        if self.config.train.loss == "whole":
+            return super().loss_on(model, placement)
+        sliced = ChunkedLoss(model, graph=True)
+
+        def loss_of(batch: Batch) -> torch.Tensor:
+            with placement.cast():
+                return sliced(**inputs_on(placement, batch), use_cache=False)
+
+        return loss_of
+
     def plan(self, model: torch.nn.Module) -> EnginePlan:
         """Predict a run that keeps two moments of every trained parameter, like plain AdamW."""
         return DevicePlan(self.config, trained_elements(model))
@@ -68,7 +89,7 @@ class GradientEngine(ResidentEngine):
         for batch in batches:
             share = batch.learned / learned
             with ranges.range("forward"):
-                loss = loss_of(self.model, self.placement, batch)
+                loss = self._loss_of(batch)
                 losses.append((device.fetch(loss.detach()), share))
             if not device.asynchronous and not math.isfinite(_mean(losses)):
                 self.optimizer.zero_grad()

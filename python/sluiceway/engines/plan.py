@@ -10,6 +10,7 @@ from torch import nn
 
 from sluiceway.config.schema import Config
 from sluiceway.machine.placement import DTYPES
+from sluiceway.model.chunked_loss.rehearsed import rehearse_chunked_loss
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.optim.common.activations import LEAST_BYTES
@@ -129,11 +130,14 @@ class DevicePlan(EnginePlan):
         self._place = getattr(config.engine, "activations", "device")
         self._inputs: list[int] = []  # Bytes of those inputs of blocks that leave the device.
         self._parts = config.train.accumulate // config.backwards
-        self.like_native = self._parts == 1
+        self._slices = config.train.loss == "sliced"
+        self.like_native = self._parts == 1 and not self._slices
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
 
     def as_trained(self, model: nn.Module) -> nn.Module:
-        """Let all micro-batches of a backward pass through each block before the next."""
+        """Let the model compute its loss in slices, and its blocks the parts of a batch."""
+        if self._slices:
+            rehearse_chunked_loss(model, graph=True)
         if self._parts > 1:
             repeat_in_parts(model, self._parts)
         return model

@@ -66,6 +66,17 @@ def test_weights_that_are_fetched_share_the_paced_drive_with_states(plan):
     assert traffic <= found["seconds_per_step"] < 1.1 * traffic
 
 
+def test_a_loss_in_slices_takes_no_room_for_logits(plan):
+    config = CONFIGS / "stream_8b_8gb.yaml"
+    settings = "--set", "train.micro_batch=1", "--set", "data.sequence_length=4096"
+    device = {
+        loss: plan(config, *settings, "--set", f"train.loss={loss}")["peak_bytes"]["device"]
+        for loss in ("whole", "sliced")
+    }
+    logits = 4096 * 128256 * 4
+    assert device["whole"] - device["sliced"] > logits
+
+
 def parameters_of(shape: Path) -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(shape))

@@ -10,7 +10,7 @@ import pytest
 import sluiceway
 import torch
 import transformers
-from sluiceway.model.chunked_loss.cross_entropy import chunked_cross_entropy
+from sluiceway.model.chunked_loss.cross_entropy import chunked_cross_entropy, sliced_cross_entropy
 from small_llama import small_llama, tokens
 from torch import nn
 from torch.nn import functional
@@ -67,6 +67,51 @@ def test_is_torchs_in_double_within_its_rounding(
     assert found.dtype is torch.float32
     # Each logit of up to 20 is a sum of 20 products in f32; the mean has the error of one at most.
     assert abs(found.double() - expected) < 40 * torch.finfo(torch.float32).eps * 20
+
+
+@pytest.mark.parametrize("slice_elems", [1, 404, 997, 1 << 24])
+@pytest.mark.parametrize("cap", [None, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_slices_with_a_graph_have_the_gradients_of_torch_in_double(
+    slice_elems: int, cap: float | None, dtype: torch.dtype
+) -> None:
+    def leaf(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape).to(dtype).requires_grad_()
+
+    tokens_, width, vocabulary = 53, 19, 101
+    hidden, weight, bias = leaf(tokens_, width), leaf(vocabulary, width), leaf(vocabulary)
+    labels = torch.randint(vocabulary, (tokens_,)).where(torch.rand(tokens_) < 0.8, -100)
+    found = sliced_cross_entropy(hidden, weight, labels, bias, cap=cap, slice_elems=slice_elems)
+    expected = in_double(hidden, weight, labels, bias, cap)
+    assert found.dtype is torch.float32
+    eps = torch.finfo(dtype).eps
+    assert abs(found.double() - expected) < 20 * eps
+    leaves = hidden, weight, bias
+    # 1024 is a loss scale, without which gradients would be lost in fp16.
+    ours = torch.autograd.grad(found, leaves, torch.tensor(1024.0))
+    theirs = torch.autograd.grad(expected, leaves, torch.tensor(1024.0).double())
+    for mine, other, parameter in zip(ours, theirs, leaves, strict=True):
+        assert (mine.dtype, mine.shape) == (dtype, parameter.shape)
+        error = (mine.double() - other.double()).norm() / other.double().norm()
+        assert error < 12 * eps  # A sum of up to 53 slices in the type of the gradient.
+
+
+def test_slices_train_what_is_trained_and_nothing_else() -> None:
+    hidden, weight = torch.randn(5, 3), torch.randn(7, 3, requires_grad=True)
+    labels = torch.arange(5)
+    sliced_cross_entropy(hidden, weight, labels, slice_elems=14).backward()
+    assert weight.grad.abs().sum() > 0
+    hidden.requires_grad_()
+    sliced_cross_entropy(hidden, weight.detach(), labels, slice_elems=14).backward()
+    assert hidden.grad.abs().sum() > 0
+    assert sliced_cross_entropy(hidden, weight, torch.full((5,), -100)).isnan()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = sliced_cross_entropy(hidden, weight, labels, slice_elems=14)
+        whole = functional.cross_entropy(functional.linear(hidden, weight).float(), labels)
+    weight.grad = None
+    loss.backward()
+    assert weight.grad.dtype is torch.float32
+    assert abs(loss - whole) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -192,6 +237,47 @@ def test_the_loss_of_a_model_is_its_own_and_no_logits_are_made(name: str) -> Non
         torch.testing.assert_close(found, model(**inputs).loss, rtol=1e-5, atol=1e-6)
     assert not found.requires_grad
     assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_loss_with_a_graph_trains_a_model_as_its_own_and_makes_no_logits(name: str) -> None:
+    model = made(name.split(",")[0], **TAKEN[name])
+    inputs = batch(rows=5, length=60)
+    loss = sluiceway.ChunkedLoss(model, graph=True, slice_elems=5 * 60 * 48)
+    with warnings.catch_warnings(), Largest() as largest:
+        warnings.simplefilter("error")
+        found = loss(**inputs)
+        found.backward()
+    assert loss.refusal is None
+    assert largest.elems < 5 * 60 * SHAPE["vocab_size"]
+    ours = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    expected = model(**inputs).loss
+    expected.backward()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(ours[key], parameter.grad, rtol=1e-3, atol=1e-5)
+    with torch.no_grad():
+        assert not loss(**inputs).requires_grad
+
+
+@pytest.mark.parametrize("weights", ["resident", "streamed"])
+def test_optimizers_train_with_slices_as_with_the_models_own_loss(weights: str) -> None:
+    ends = []
+    for sliced in (False, True):
+        torch.manual_seed(0)
+        model = small_llama()
+        loss = sluiceway.ChunkedLoss(model, graph=True, slice_elems=999)
+        with sluiceway.OffloadAdamW(model, lr=1e-3, weights=weights, chunk=16 << 10) as opt:
+            for step in range(3):
+                ids = {"input_ids": tokens(step), "labels": tokens(step)}
+                (loss(**ids) if sliced else model(**ids).loss).backward()
+                opt.step()
+                opt.zero_grad()
+            opt.synchronize()
+            ends.append([p.detach().clone() for p in model.parameters()])
+    for whole, other in zip(*ends, strict=True):
+        torch.testing.assert_close(whole, other, rtol=1e-3, atol=1e-4)
 
 
 def test_a_model_in_bf16_has_a_loss_of_f32_logits() -> None:

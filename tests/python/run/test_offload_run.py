@@ -175,6 +175,24 @@ def test_micro_batches_pass_through_each_block_together(
     assert_short_error(done, 2, "order is block, but blocks run as the model calls them")
 
 
+def test_a_loss_in_slices_trains_like_the_whole_one(sluiceway, tiny_model, write_config, tmp_path):
+    found = {}
+    for loss in ("whole", "sliced"):
+        for dtype in ("fp32", "bf16"):
+            name = f"{loss}-{dtype}"
+            config = write_config(
+                tiny_model, name + ".yaml", train={**TRAIN, "loss": loss},
+                model={"dtype": dtype}, engine=ENGINE, store={"chunk": "16KiB"},
+            )  # fmt: skip
+            done = sluiceway("train", config, "--out", tmp_path / name)
+            assert done.code == 0, done.err
+            found[name] = [line[1] for line in loss_lines(tmp_path / name)]
+    assert found["sliced-fp32"] == pytest.approx(found["whole-fp32"], abs=1e-4)
+    assert found["sliced-bf16"] == pytest.approx(found["whole-bf16"], abs=2e-2)
+    done = sluiceway("eval", tmp_path / "sliced-fp32", "--json")
+    assert done.code == 0, done.err
+
+
 def test_a_run_whose_store_is_gone_is_refused_by_its_path_and_makes_none(
     sluiceway, tiny_model, write_config, tmp_path
 ):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from sluiceway.errors import InvalidArgument, IoError
-from sluiceway.text.batches import Batches, Prefetch, collate, in_order
+from sluiceway.text.batches import Batches, Prefetch, collate, in_order, joined
 from sluiceway.text.documents import Corpus, Document, pydoc_text, read_documents
 from sluiceway.text.sequences import IGNORED, make_sequences
 
@@ -118,6 +118,18 @@ def test_without_packing_each_document_is_a_sequence_padded_and_masked():
     assert labels[0].tolist() == [*b"abc", 256, IGNORED, IGNORED]
     assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
     assert (batch.tokens, batch.learned) == (10, 3 + 5)
+
+
+def test_batches_that_are_joined_are_those_of_all_their_sequences():
+    texts = "abc", "defgh", "ij", "klmnopq", "r", "stu"
+    sequences = sequences_of(*texts, length=8, packing=False)
+    for parts in ([[0, 1], [2, 3], [4, 5]], [[1], [3]], [[0], [5]], [[2, 4]]):
+        found = joined([collate(sequences, part) for part in parts])
+        expected = collate(sequences, [number for part in parts for number in part])
+        assert (found.tokens, found.learned) == (expected.tokens, expected.learned)
+        assert found.inputs.keys() == expected.inputs.keys()
+        for name, tensor in expected.inputs.items():
+            assert tensor.equal(found.inputs[name]), name
 
 
 def test_document_longer_than_a_sequence_is_refused_with_its_place():

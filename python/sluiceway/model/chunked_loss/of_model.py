@@ -1,8 +1,8 @@
-"""The loss of a causal language model in f32, without storing its logits.
+"""The loss of a causal language model, without storing its logits.
 
 The model is called as usual, but the input of its head is marked. For a marked input, the product
-with the output matrix is replaced by `chunked_cross_entropy` with the matrix that the head has at
-that moment. Hooks of the model and of the head fire, and the tensors that they replace are used.
+with the output matrix is replaced by a cross entropy in slices, with the matrix that the head has
+at that moment. Hooks of the model and of the head fire, and the tensors that they replace are used.
 Only a hook that reads the head's output sees a few made-up columns in place of logits. From these
 columns we also see whether the model changes its logits after the head.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +21,20 @@ from torch import nn
 from torch.nn import functional
 
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.chunked_loss.cross_entropy import IGNORED, chunked_cross_entropy
+from sluiceway.model.chunked_loss.cross_entropy import (
+    IGNORED,
+    chunked_cross_entropy,
+    sliced_cross_entropy,
+)
 
 _COLUMNS = (-30.0, 0.75, 70.0)
 
 
 class ChunkedLoss:
-    """Computes `model(**inputs).loss` in f32, with bounded memory and without a graph.
+    """Computes `model(**inputs).loss` with bounded memory for its logits.
+
+    By default the loss is in f32, and has no graph. With `graph` it is the loss to train with: its
+    products are in the types of the model, as usual, and its backward computes the logits again.
 
     Works for models of transformers whose loss is the mean cross entropy of the next token, and
     whose logits come from an `nn.Linear`, with or without a cap (`final_logit_softcapping`). Other
@@ -35,8 +44,10 @@ class ChunkedLoss:
     ----------
     model : torch.nn.Module
         Is not changed.
+    graph : bool
+        Whether the loss has a graph, if gradients are enabled.
     slice_elems : int, optional
-        See `chunked_cross_entropy`.
+        See `chunked_cross_entropy`, and `sliced_cross_entropy` with a graph.
 
     Attributes
     ----------
@@ -48,14 +59,17 @@ class ChunkedLoss:
     the two forwards of a zeroth-order step.
     """
 
-    def __init__(self, model: nn.Module, *, slice_elems: int | None = None) -> None:
-        self._model = model
-        self._sizes = {} if slice_elems is None else {"slice_elems": slice_elems}
+    def __init__(
+        self, model: nn.Module, *, graph: bool = False, slice_elems: int | None = None
+    ) -> None:
+        self._model, self._graph = model, graph
+        entropy = sliced_cross_entropy if graph else chunked_cross_entropy
+        sizes = {} if slice_elems is None else {"slice_elems": slice_elems}
+        self._entropy = partial(entropy, **sizes)
         self._seen = self._warned = False  # Logits were checked; the refusal was reported.
         self.refusal = refusal_of(model)
         self._cap = None if self.refusal else cap_of(model)
 
-    @torch.no_grad()
     def __call__(self, **inputs: Any) -> torch.Tensor:
         """Compute the loss of a batch.
 
@@ -69,6 +83,10 @@ class ChunkedLoss:
         InvalidArgument
             Labels are missing or not in the vocabulary, or do not fit the tokens of the head.
         """
+        with torch.set_grad_enabled(self._graph and torch.is_grad_enabled()):
+            return self._loss_of(inputs)
+
+    def _loss_of(self, inputs: dict[str, Any]) -> torch.Tensor:
         labels = inputs.get("labels")
         if labels is None:
             raise InvalidArgument(
@@ -77,7 +95,7 @@ class ChunkedLoss:
         if self.refusal is None:
             head = self._model.get_output_embeddings()
             _check_labels(labels, head.out_features)
-            wanted = _Wanted(labels, self._cap, self._sizes)
+            wanted = _Wanted(labels, self._cap, self._entropy)
             output = wanted.run(self._model, head, inputs)
             if not self._seen:
                 self.refusal, self._seen = wanted.refusal(output), True
@@ -96,8 +114,10 @@ class ChunkedLoss:
 class _Wanted:
     """One call of the model, with the loss that its head computed."""
 
-    def __init__(self, labels: torch.Tensor, cap: float | None, sizes: dict[str, int]) -> None:
-        self._labels, self._cap, self._sizes = labels, cap, sizes
+    def __init__(
+        self, labels: torch.Tensor, cap: float | None, entropy: Callable[..., torch.Tensor]
+    ) -> None:
+        self._labels, self._cap, self._entropy = labels, cap, entropy
         self._thread = threading.get_ident()
         self.losses: list[torch.Tensor] = []
 
@@ -131,12 +151,8 @@ class _Wanted:
                 "call model(**inputs).loss"
             )
         following = functional.pad(self._labels, (0, 1), value=IGNORED)[..., 1:].to(hidden.device)
-        self.losses.append(
-            chunked_cross_entropy(
-                hidden.flatten(0, -2), weight, following.flatten(), bias, cap=self._cap,
-                **self._sizes,
-            )
-        )  # fmt: skip
+        rows = hidden.flatten(0, -2)
+        self.losses.append(self._entropy(rows, weight, following.flatten(), bias, cap=self._cap))
         return self._columns(hidden)
 
     def _columns(self, hidden: torch.Tensor) -> torch.Tensor:
