@@ -39,24 +39,6 @@ class BackwardOptions(Options):
         return self
 
 
-class OrderedSection(Options):
-    """The key of a config's section `engine` that orders micro-batches and blocks."""
-
-    order: Literal["step", "block"] = option(
-        "step",
-        "step runs each micro-batch through the model before the next one. block runs all of a "
-        "step through a block before the next block (`micro_batches`): a step fetches streamed "
-        "weights twice, however many micro-batches it has, and the inputs of all blocks wait for "
-        "all of them. Needs weights streamed, or activations that leave the device.",
-    )
-
-    @model_validator(mode="after")
-    def _repeats_blocks(self) -> Self:
-        if self.order == "block":
-            _refuse_resident(self, "order is block")
-        return self
-
-
 class SharedOptions(Options):
     """Options that a config has in sections other than `engine`."""
 
@@ -84,14 +66,6 @@ class SharedOptions(Options):
         "noticed and costs one more transfer. A number is a promise: one more backward raises an "
         "error if the work of the last one cannot be repeated.",
     )
-    micro_batches: SmallCount = option(
-        1,
-        "Parts of a batch. All of them pass through a block, one after the other, before the next "
-        "block: one backward then fetches streamed weights as often as with one part, and only one "
-        "part at a time has activations inside of a block. The first dimension of what a block "
-        "gets is the batch. Needs weights streamed, or activations that leave the device.",
-        to=[],
-    )
     loss_scale: Literal["dynamic"] | Positive | None = option(
         None, "Scale for `scale_loss()`, removed inside `step()`; not needed with GradScaler."
     )
@@ -106,19 +80,3 @@ class SharedOptions(Options):
         "device it is 1, since the cores compute the model.",
     )
     pin: tuple[int, int] | None = option(None, "", alias="_pin")  # Cores of torch and of the lanes.
-
-    @model_validator(mode="after")
-    def _repeats_blocks(self) -> Self:
-        if self.micro_batches > 1:
-            _refuse_resident(self, f"micro_batches is {self.micro_batches}")
-        return self
-
-
-def _refuse_resident(options: Options, what: str) -> None:
-    """Refuse an order of blocks if blocks run as the model calls them."""
-    streams = getattr(options, "weights", "resident") == "streamed"
-    if not streams and getattr(options, "activations", "device") == "device":
-        raise ValueError(
-            f"{what}, but blocks run as the model calls them; take activations host, or weights "
-            "streamed"
-        )

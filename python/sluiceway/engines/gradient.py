@@ -43,7 +43,6 @@ class GradientEngine(ResidentEngine):
             "lane_threads": config.device.lane_threads,
             "budget": config.budget,
             "accumulate": self.config.backwards,
-            "micro_batches": train.accumulate // self.config.backwards,
             "seed": train.seed,
             "trace": str(trace) if trace else None,
         }

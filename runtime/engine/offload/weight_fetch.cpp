@@ -126,7 +126,9 @@ std::vector<const void*> WeightFetch::acquire(Phase phase, int block, StreamRef 
   if (phase == Phase::kForward && turned_ && acquired_.empty()) finish();
   begin();
   turned_ = turned_ || phase == Phase::kBackward;
-  if (!stays(block)) release_kept();  // It needs their slots.
+  // Others need the slots, also a block that runs inside of another one.
+  const bool is_here = kept_.contains(block) || acquired_.contains(first);
+  if (!is_here && (!stays(block) || !acquired_.empty())) release_kept();
   std::vector<const void*> weights;
   try {
     while (weights.size() < tensors_of(block).size()) {

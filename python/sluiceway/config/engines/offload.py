@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from sluiceway.config.codec_names import LEARNED, OFFERED
 from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import TieredSection
 from sluiceway.config.fields import Natural, Size
 from sluiceway.config.options import Options, check_is_here, option
-from sluiceway.config.shared_options import BackwardOptions, OrderedSection
+from sluiceway.config.shared_options import BackwardOptions
 from sluiceway.errors import Unavailable
 
 # The values that this version has, by option.
@@ -145,12 +145,35 @@ class OffloadOptions(CodecOptions, BackwardOptions, _StateOptions):
         return value
 
 
-class OffloadSection(OrderedSection, OffloadOptions, TieredSection):
+def refuse_resident(options: OffloadOptions, what: str) -> None:
+    """Refuse an order of micro-batches and blocks if blocks run as the model calls them."""
+    if options.weights == "resident" and options.activations == "device":
+        raise ValueError(
+            f"{what}, but blocks run as the model calls them; take weights streamed, or "
+            "activations host"
+        )
+
+
+class OffloadSection(OffloadOptions, TieredSection):
     """The section `engine` of a config with `kind: offload`."""
 
     kind: Literal["offload"] = "offload"
     # They change no bit.
     changeable: ClassVar[tuple[str, ...]] = ("spill", "resident", "activations")
+
+    order: Literal["step", "block"] = option(
+        "step",
+        "step runs each micro-batch through the model before the next one. block runs all of a "
+        "step through a block before the next block (`micro_batches`): a step fetches streamed "
+        "weights twice, however many micro-batches it has, and the inputs of all blocks wait for "
+        "all of them. Needs weights streamed, or activations that leave the device.",
+    )
+
+    @model_validator(mode="after")
+    def _repeats_blocks(self) -> Self:
+        if self.order == "block":
+            refuse_resident(self, "order is block")
+        return self
 
     @property
     def commits(self) -> bool:

@@ -12,7 +12,7 @@ from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.fields import Positive, SmallCount
 from sluiceway.config.options import option
-from sluiceway.config.shared_options import BackwardOptions, OrderedSection
+from sluiceway.config.shared_options import BackwardOptions
 from sluiceway.config.values import RefreshSection
 from sluiceway.errors import Unavailable
 
@@ -124,7 +124,7 @@ class SubspaceOptions(CodecOptions, BackwardOptions):
         return self
 
 
-class SubspaceSection(OrderedSection, SubspaceOptions, EngineSection):
+class SubspaceSection(SubspaceOptions, EngineSection):
     """The section `engine` of a config with `kind: subspace`; it refuses codecs for experiments."""
 
     kind: Literal["subspace"] = "subspace"

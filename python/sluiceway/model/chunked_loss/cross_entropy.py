@@ -75,13 +75,8 @@ def chunked_cross_entropy(
                 logits = functional.linear(hidden[part].float(), w, b)
                 if cap is not None:
                     logits.div_(cap).tanh_().mul_(cap)
-                inside = labels[part] - first
-                found = logits.gather(1, inside.clamp(0, len(w) - 1).unsqueeze(1)).squeeze(1)
-                is_here = (inside >= 0) & (inside < len(w))
-                at_label[part] = torch.where(is_here, found.double(), at_label[part])
-                log_sum[part] = torch.logaddexp(log_sum[part], _log_sum_exp(logits))
-    learned = labels != ignored
-    return ((log_sum - at_label).where(learned, 0.0).sum() / learned.sum()).float()
+                _take_in(logits, labels[part] - first, log_sum[part], at_label[part])
+    return _mean(log_sum, at_label, labels != ignored)
 
 
 def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
@@ -103,25 +98,26 @@ def sliced_cross_entropy(
     """Compute the same mean as `chunked_cross_entropy`, with a graph.
 
     Products have the types of the model's own head, autocast included; what follows is f32. The
-    backward computes the logits again, a slice of tokens at a time, and adds each slice to the
-    gradient of W in the type of W.
+    backward computes the logits again, for a slice of the vocabulary and all tokens at a time. So
+    each gradient of a word is one product, and those of hidden states add up in f32.
 
     Parameters
     ----------
     slice_elems : int
-        Most logits of a slice, unless a single token has more.
+        Most logits of a slice, unless a single word has more.
 
     Returns
     -------
     torch.Tensor
-        An f32 scalar. Cost: 8 T V width flop with its backward, and the gradient of W.
+        An f32 scalar. Cost: 8 T V width flop with its backward, which holds T x width f32 and the
+        gradients.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         computes_in = torch.get_autocast_dtype(device)
     else:
         computes_in = torch.promote_types(hidden.dtype, weight.dtype)
-    size = max(1, slice_elems // len(weight))
+    size = max(1, slice_elems // max(1, len(hidden)))
     return _Sliced.apply(hidden, weight, bias, labels, cap, size, computes_in)
 
 
@@ -137,54 +133,73 @@ class _Sliced(torch.autograd.Function):
         size: int,
         computes_in: torch.dtype,
     ) -> torch.Tensor:
-        ctx.save_for_backward(hidden, weight, bias, labels)
-        ctx.cap, ctx.size, ctx.computes_in = cap, size, computes_in
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for _, part, w, b, to in _slices(ctx, hidden, weight, bias, labels):
-            total += _summed(functional.linear(part, w, b), to, cap)
-        return total / (labels != IGNORED).sum()
+        log_sum = torch.full(labels.shape, -torch.inf, dtype=torch.float64, device=hidden.device)
+        at_label = torch.full_like(log_sum, torch.nan)
+        for words, _, logits in _slices(hidden.to(computes_in), weight, bias, cap, size):
+            _take_in(logits, labels - words.start, log_sum, at_label)
+        ctx.save_for_backward(hidden, weight, bias, labels, log_sum.float())
+        ctx.how = cap, size, computes_in
+        return _mean(log_sum, at_label, labels != IGNORED)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, labels = ctx.saved_tensors
-        of_hidden, of_weight, of_bias = (
-            torch.zeros_like(tensor) if needed else None
-            for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
-        )
-        scale = gradient / (labels != IGNORED).sum()
-        for rows, part, w, b, to in _slices(ctx, hidden, weight, bias, labels):
-            logits = functional.linear(part, w, b).requires_grad_()
-            with torch.enable_grad():
-                (each,) = torch.autograd.grad(_summed(logits, to, ctx.cap), logits, scale)
+        hidden, weight, bias, labels, log_sum = ctx.saved_tensors
+        (cap, size, computes_in), needs = ctx.how, ctx.needs_input_grad
+        of_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs[0] else None
+        of_weight = torch.empty_like(weight) if needs[1] else None
+        of_bias = torch.empty_like(bias) if needs[2] else None
+        learned = labels != IGNORED
+        scale = (gradient / learned.sum() * learned).unsqueeze(1)
+        narrow = hidden.to(computes_in)
+        for words, w, logits in _slices(narrow, weight, bias, cap, size):
+            each = (logits - log_sum.unsqueeze(1)).exp_()  # Of softmax, less 1 at the label.
+            inside = (labels - words.start).unsqueeze(1)
+            is_here = (inside >= 0) & (inside < len(w))
+            each.scatter_add_(1, inside.clamp(0, len(w) - 1), -is_here.to(each.dtype))
+            each.mul_(scale)
+            if cap is not None:
+                each.mul_(1 - (logits / cap).square_())
+            each = each.to(computes_in)
             if of_hidden is not None:
-                of_hidden[rows] = each @ w
-            if of_weight is not None and of_weight.dtype == each.dtype:
-                of_weight.addmm_(each.t(), part)
-            elif of_weight is not None:
-                of_weight += each.t() @ part
+                of_hidden += each @ w
+            if of_weight is not None:
+                of_weight[words] = each.t() @ narrow
             if of_bias is not None:
-                of_bias += each.sum(0)
+                of_bias[words] = each.sum(0)
+        of_hidden = None if of_hidden is None else of_hidden.to(hidden.dtype)
         return of_hidden, of_weight, of_bias, None, None, None, None
 
 
 def _slices(
-    ctx: Any,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    labels: torch.Tensor,
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]]:
-    """Yield the rows of each slice of tokens, and what its logits and its loss are made from."""
-    w = weight.to(ctx.computes_in)
-    b = None if bias is None else bias.to(ctx.computes_in)
+    cap: float | None,
+    size: int,
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Yield slices of the vocabulary, their rows of W in the type of H, and their logits in f32."""
     with torch.autocast(hidden.device.type, enabled=False):
-        for first in range(0, len(hidden), ctx.size):
-            rows = slice(first, first + ctx.size)
-            yield rows, hidden[rows].to(ctx.computes_in), w, b, labels[rows]
+        for first in range(0, len(weight), size):
+            words = slice(first, first + size)
+            w = weight[words].to(hidden.dtype)
+            b = None if bias is None else bias[words].to(hidden.dtype)
+            logits = functional.linear(hidden, w, b).float()
+            yield words, w, logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-def _summed(logits: torch.Tensor, labels: torch.Tensor, cap: float | None) -> torch.Tensor:
-    if cap is not None:
-        logits = (logits / cap).tanh() * cap
-    return functional.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=IGNORED)
+def _take_in(
+    logits: torch.Tensor, inside: torch.Tensor, log_sum: torch.Tensor, at_label: torch.Tensor
+) -> None:
+    """Add a slice of the vocabulary to ln sum exp, and note the logits of labels that it has.
+
+    Overwrites the logits. `inside` has the labels, counted from the slice's first word.
+    """
+    found = logits.gather(1, inside.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    is_here = (inside >= 0) & (inside < logits.shape[1])
+    at_label.copy_(torch.where(is_here, found.double(), at_label))
+    log_sum.copy_(torch.logaddexp(log_sum, _log_sum_exp(logits)))
+
+
+def _mean(log_sum: torch.Tensor, at_label: torch.Tensor, learned: torch.Tensor) -> torch.Tensor:
+    return ((log_sum - at_label).where(learned, 0.0).sum() / learned.sum()).float()

@@ -81,7 +81,8 @@ class ChunkedLoss:
         Raises
         ------
         InvalidArgument
-            Labels are missing or not in the vocabulary, or do not fit the tokens of the head.
+            Labels are missing or not in the vocabulary, or do not fit the tokens of the head; or
+            the inputs ask for another loss.
         """
         with torch.set_grad_enabled(self._graph and torch.is_grad_enabled()):
             return self._loss_of(inputs)
@@ -92,6 +93,12 @@ class ChunkedLoss:
             raise InvalidArgument(
                 "ChunkedLoss: labels are missing; pass labels=, for example input_ids"
             )
+        for name in ("num_items_in_batch", "shift_labels"):
+            if inputs.get(name) is not None:
+                raise InvalidArgument(
+                    f"ChunkedLoss: {name} is given, but this is the mean loss of the next tokens "
+                    f"of labels; leave out {name}, or call model(**inputs).loss"
+                )
         if self.refusal is None:
             head = self._model.get_output_embeddings()
             _check_labels(labels, head.out_features)

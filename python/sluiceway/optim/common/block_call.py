@@ -8,7 +8,7 @@ are streamed, each weight's gradient so comes while the weight is on the device.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.optim.common import torch_private
-from sluiceway.optim.common.batch_parts import joined_gradients, joined_parts, parts_of
+from sluiceway.optim.common.batch_parts import BatchParts
 from sluiceway.optim.common.random_state import RandomState
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class BlockCall:
         self._first: Any = (arguments, named)  # Containers as the caller has them.
         leaves, self._tree = tree_flatten((arguments, named))
         self._inputs, self._others = _split(leaves)
-        self._parts = parts_of(home.owner, self._inputs, home.micro_batches)
+        others = [other for other in self._others if other is not _TENSOR]
+        _refuse_shared(home.owner, others)
+        self._parts = BatchParts(home.owner, self._inputs, others, home.micro_batches)
         self._random = RandomState.now()
         self.node: Any = None  # Autograd's node of this call, held weakly.
         self._repeated_in = torch_private.NO_BACKWARD  # The last backward that repeated it.
@@ -82,8 +84,8 @@ class BlockCall:
         given, self._first = self._first, None
         if len(self._parts) == 1:
             return [self.home.apart(tensor) for tensor in self._run(given)]
-        results = [self._run(self._containers(part.of(inputs))) for part in self._parts]
-        return joined_parts(self.home.owner, self._parts, results)
+        parts = [self._parts.of(inputs, number) for number in range(len(self._parts))]
+        return self._parts.joined([self._run(self._containers(part)) for part in parts])
 
     def _containers(self, inputs: Iterable[torch.Tensor]) -> Any:
         """Put tensors in place of those of the arguments."""
@@ -108,11 +110,11 @@ class BlockCall:
         found = []
         with self.home.held(self.number, True):
             now, random = RandomState.now(), self._random
-            for part in self._parts:
-                self.home.hold_back(self.number, part is not self._parts[-1])
+            for part in range(len(self._parts)):
+                self.home.hold_back(self.number, part < len(self._parts) - 1)
                 given = [
                     t.detach().requires_grad_(needed)
-                    for t, needed in zip(part.of(inputs), needs, strict=True)
+                    for t, needed in zip(self._parts.of(inputs, part), needs, strict=True)
                 ]
                 random.restore()
                 try:
@@ -121,9 +123,11 @@ class BlockCall:
                     random = RandomState.now()
                 finally:
                     now.restore()
-                _run_backward(outputs, part.of_outputs(gradients))
+                _run_backward(outputs, self._parts.of_outputs(gradients, part))
                 found.append([t.grad for t in given])
-        return joined_gradients(self._parts, inputs, found)
+            if len(self._parts) > 1:
+                self.home.end_parts(self.number)
+        return self._parts.joined_gradients(inputs, found)
 
 
 def _run_backward(
@@ -177,6 +181,20 @@ def _joined(tensors: Iterable[torch.Tensor], others: list[Any]) -> list[Any]:
     """Undo `_split`."""
     given = iter(tensors)
     return [next(given) if leaf is _TENSOR else leaf for leaf in others]
+
+
+def _refuse_shared(owner: str, others: Iterable[Any]) -> None:
+    """Refuse a dictionary in which blocks leave tensors for later ones, and their graphs with them.
+
+    Autograd does not see it, and each block runs in a graph of its own.
+    """
+    for value in others:
+        if isinstance(value, MutableMapping):
+            raise InvalidArgument(
+                f"{owner}: blocks share tensors in a {type(value).__name__}, through which no "
+                "gradient would flow if their backward computes them again; train with "
+                "weights='resident' and activations='device'"
+            )
 
 
 def _has_gradient(tensor: torch.Tensor) -> bool:

@@ -75,6 +75,7 @@ class EngineOptimizer(StateHooks, ABC):
     engine: Any
     _reads_files = False  # The values of parameters may be in the files of a model's folder.
     _frozen: Sequence[CompressedWeight] = ()  # Weights that the engine has and does not train.
+    _micro_batches = 1  # Parts in which a block computes a batch.
     _owner: str
     _ownership: ModelOwnership | None = None  # None until the constructor has succeeded.
     _states: EngineStates | None = None
@@ -114,8 +115,7 @@ class EngineOptimizer(StateHooks, ABC):
         self.engine = self._make_engine(model)
         activations = self._open_activations()
         trained = [weight.parameter for weight in self.weights]
-        parts = options.micro_batches
-        blocks = RepeatedBlocks(self._owner, repeated, trained, activations, parts)
+        blocks = RepeatedBlocks(self._owner, repeated, trained, activations, self._micro_batches)
         super().__init__(groups, adam)
         away = [w.parameter for w in (*self.weights, *self._frozen) if w.away]
         resident = parameter_bytes(model, away)
@@ -170,7 +170,7 @@ class EngineOptimizer(StateHooks, ABC):
         if self.options.activations == "device":
             return []
         blocks = [block for _, block in find_blocks(self._owner, model).blocks]
-        refuse_repeated(self._owner, blocks)
+        refuse_repeated(self._owner, model, blocks)
         return [block for block in blocks if block not in self._streamed_modules()]
 
     # ---- Methods of a subclass ----

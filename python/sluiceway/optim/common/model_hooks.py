@@ -172,6 +172,12 @@ class ModelHooks:
         """Let gradients of weights add up in `.grad` until this is undone, or the backward ends."""
         self._held_back = self._held_back.union(weights) if held else self._held_back - {*weights}
 
+    def take_left(self, weights: Iterable[int]) -> None:
+        """Take gradients that were held back, and that nothing was added to afterwards."""
+        for index in weights:
+            if index not in self._held_back and self._parameters[index].grad is not None:
+                self._take_gradient(index, self._parameters[index])
+
     def _take_gradient(self, index: int, parameter: torch.Tensor) -> None:
         if index in self._held_back:
             return

@@ -44,7 +44,7 @@ class RepeatedBlocks:
     Attributes
     ----------
     hooks : ModelHooks
-        Set once they are on the model. `begin_backward` and `hold_back` are called.
+        Set once they are on the model. `begin_backward`, `hold_back` and `take_left` are called.
     """
 
     hooks: Any
@@ -124,6 +124,11 @@ class RepeatedBlocks:
             again = more or any(call.is_due() for call in self._calls[block])
             self.hooks.hold_back(self._trained[block], again)
 
+    def end_parts(self, block: int) -> None:
+        """Take the gradients of weights that the last part of a call did not use."""
+        if self._repeats:
+            self.hooks.take_left(self._trained[block])
+
     def apart(self, value: Any) -> Any:
         """Return a value that may be read after `held()`."""
         return value
@@ -185,6 +190,9 @@ class _NoHooks:
         for index in weights:
             self._parameters[index].held_back = held
 
+    def take_left(self, weights: Iterable[int]) -> None:
+        """Take nothing: every part of a rehearsal uses the same weights."""
+
 
 def repeat_in_parts(model: nn.Module, micro_batches: int) -> None:
     """Divide the batches of a model's blocks, as an optimizer does, for good.
@@ -198,14 +206,20 @@ def repeat_in_parts(model: nn.Module, micro_batches: int) -> None:
     blocks.start()
 
 
-def refuse_repeated(owner: str, modules: Sequence[nn.Module]) -> None:
-    """Refuse blocks that another open optimizer computes again.
+def refuse_repeated(owner: str, model: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Refuse blocks that another open optimizer computes again, and losses that they leave behind.
 
     Raises
     ------
     InvalidArgument
         The text says what to do.
     """
+    if getattr(getattr(model, "config", None), "output_router_logits", False):
+        raise InvalidArgument(
+            f"{owner}: the model's config has output_router_logits, but the routers' loss has no "
+            "gradient where a backward computes blocks again; set it to False, or train with "
+            "weights='resident' and activations='device'"
+        )
     if any(isinstance(module, RepeatedBlock) for module in modules):
         raise InvalidArgument(
             f"{owner}: another open optimizer streams the weights or the activations of this "

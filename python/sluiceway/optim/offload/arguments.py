@@ -10,7 +10,8 @@ from pydantic import model_validator
 from torch import nn
 
 from sluiceway import _core
-from sluiceway.config.engines.offload import OffloadOptions
+from sluiceway.config.engines.offload import OffloadOptions, refuse_resident
+from sluiceway.config.fields import SmallCount
 from sluiceway.config.options import option
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.config.values import StoreOptions
@@ -37,6 +38,13 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     """Options that OffloadAdamW takes by name."""
 
+    micro_batches: SmallCount = option(
+        1,
+        "Parts of a batch. All of them pass through a block, one after the other, before the next "
+        "block: one backward then fetches streamed weights as often as with one part, and only one "
+        "part at a time has activations inside of a block. The first dimension of what a block "
+        "gets is the batch. Needs weights streamed, or activations that leave the device.",
+    )
     # After several backwards the norm is read back for code that reads `.grad`; a run has no such
     # code.
     exact_norm: bool = option(True, "", alias="_exact_norm")
@@ -44,6 +52,12 @@ class OffloadArguments(SharedOptions, OffloadOptions, StoreOptions):
     # them, or change the learning rate after the backward.
     redo: bool = option(True, "", alias="_redo", to=["engine"])
     rates: Rates = option(ORDINARY, "", alias="_rates")  # The rates that decide `spill`.
+
+    @model_validator(mode="after")
+    def _repeats_blocks(self) -> Self:
+        if self.micro_batches > 1:
+            refuse_resident(self, f"micro_batches is {self.micro_batches}")
+        return self
 
     @model_validator(mode="after")
     def _device_has_no_room(self) -> Self:

@@ -152,6 +152,10 @@ class OffloadAdamW(EngineOptimizer):
     def _reads_files(self) -> bool:
         return self.options.weights == "streamed"
 
+    @property
+    def _micro_batches(self) -> int:
+        return self.options.micro_batches
+
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
         target, away = target_of(self.options), ids_in_files(model)
         selection = select_whole(self._owner, model, wanted, target, away)
@@ -186,7 +190,7 @@ class OffloadAdamW(EngineOptimizer):
         if self._streamed:
             weights = [*self.weights, *self._frozen]
             of = (self._owner, self.engine, self.device, weights, self._streamed)
-            self._blocks = StreamedBlocks(*of, activations, self.options.micro_batches)
+            self._blocks = StreamedBlocks(*of, activations, self._micro_batches)
             self._blocks.hooks = self._hooks
             undo.callback(self._blocks.give_back)
         return undo

@@ -55,7 +55,7 @@ def choose_streamed(
         The model has no blocks, or no such weight.
     """
     found = find_blocks(owner, model)
-    refuse_repeated(owner, [module for _, module in found.blocks])
+    refuse_repeated(owner, model, [module for _, module in found.blocks])
     block_of = {id(p): number for _, p, number in weights_by_block(model, found)}
     numbers: list[list[int]] = [[] for _ in found.blocks]
     frozen = _frozen_weights(model)

@@ -268,6 +268,30 @@ TEST(StreamedWeightsTest, BlocksInAnyOrderHaveTheirOwnBits) {
   }
 }
 
+// Block 0 calls the last one, which then waits in its slot, and another one that needs the slot.
+TEST(StreamedWeightsTest, ABlockMayCallOthers) {
+  const std::vector<std::vector<int>> blocks = {{0}, {1}, {2}, {3}};
+  std::vector<TensorSpec> specs;
+  for (int block = 0; block < 4; ++block) {
+    specs.push_back({concat("w", block), {64, 64}, DType::kBF16});
+    specs.back().streamed = true;
+  }
+  OffloadEngine engine(small_chunk_options(), specs);
+  OffloadModel model(specs, 3);
+  engine.begin(model.tensors());
+  engine.stream(blocks, 1);
+  WeightFetch& fetch = engine.fetch();
+  constexpr auto kForward = WeightFetch::Phase::kForward;
+  fetch.acquire(kForward, 0, StreamRef::host());
+  for (const int inner : {3, 2, 3, 1, 3}) {
+    const std::vector<const void*> found = fetch.acquire(kForward, inner, StreamRef::host());
+    const std::vector<std::byte>& expected = model.bytes(inner);
+    EXPECT_EQ(std::memcmp(found.at(0), expected.data(), expected.size()), 0);
+    fetch.release(kForward, inner, StreamRef::host());
+  }
+  fetch.release(kForward, 0, StreamRef::host());
+}
+
 // A frozen tensor has its weight in the store, no states, and no extents.
 TEST(StreamedWeightsTest, AFrozenTensorIsReadAndNeverWritten) {
   std::vector<TensorSpec> specs = {{"base", {64, 128}, DType::kBF16},
