@@ -114,7 +114,7 @@ def measured(folder: Path) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Format the rows as Markdown."""
     lines = [
-        "| parameters | device, planned | device | largest memory of the process | steps | loss, "
+        "| parameters | device, planned | device | largest memory of the group | steps | loss, "
         "first and last | held-out loss |",
         "|---|---|---|---|---|---|---|",
     ]

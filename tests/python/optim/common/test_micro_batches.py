@@ -1,4 +1,4 @@
-"""All parts of a batch pass through a block before the next: the bits of a loop over the parts."""
+"""A block computes every part of a batch before the next block: the bits of a loop over the parts."""
 
 from __future__ import annotations
 
