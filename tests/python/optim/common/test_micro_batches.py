@@ -1,4 +1,4 @@
-"""A block computes every part of a batch before the next block: the bits of a loop over the parts."""
+"""A block computes each part of a batch before the next block: the bits of a loop over parts."""
 
 from __future__ import annotations
 
