@@ -104,3 +104,17 @@ def error_of(
     with offload(ours, link=SLOW, **ours_of, **arguments) as opt:
         drive(ours, opt)
     return update_error(model(), ours, theirs)
+
+
+def peak_of_backward(
+    opt: sw.OffloadAdamW, loss_at: Callable[[int], torch.Tensor], steps: int = 2
+) -> int:
+    """Bytes of the device that forward and backward of the last step take beside what is there."""
+    for step in range(steps):
+        opt.device.reset_peak()
+        before = opt.device.allocated_bytes()
+        loss_at(step).backward()
+        peak = opt.device.peak_bytes() - before
+        opt.step()
+        opt.zero_grad()
+    return peak

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import sluiceway as sw
 import torch
-from offload_models import offload
+from offload_models import offload, peak_of_backward
 from sluiceway.optim.common import activations
 from small_llama import small_llama
 from small_models import WIDTH, Checkpointed, Stack, make, same_bits, weights_of
@@ -148,16 +148,9 @@ def test_a_drive_holds_them_in_place_of_host_memory(tmp_path):
 def test_the_devices_memory_does_not_grow_with_the_number_of_blocks():
     def peak(blocks, place):
         kind = Stack if place == "host" else Checkpointed
-        model, rows = make(kind, blocks=blocks), 2048
+        model = make(kind, blocks=blocks)
         with offload(model, activations=place) as opt:
-            for step in range(2):
-                opt.device.reset_peak()
-                before = opt.device.allocated_bytes()
-                loss_of(model, step, rows).backward()
-                peak = opt.device.peak_bytes() - before
-                opt.step()
-                opt.zero_grad()
-        return peak
+            return peak_of_backward(opt, lambda step: loss_of(model, step, 2048))
 
     each = 2048 * WIDTH * 4
     grown = {place: peak(12, place) - peak(4, place) for place in ("device", "host")}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import sluiceway as sw
 import torch
-from offload_models import offload
+from offload_models import offload, peak_of_backward
 from small_llama import small_llama
 from small_models import WIDTH, Stack, make, same_bits, update_error, weights_of
 from torch import nn
@@ -200,16 +200,9 @@ def test_parts_fetch_no_weight_again():
 
 def test_one_part_at_a_time_has_activations_inside_of_a_block():
     def peak(count):
-        model, rows = make(Plain), 4096
+        model = make(Plain)
         with away(model, micro_batches=count) as opt:
-            for step in range(2):
-                opt.device.reset_peak()
-                before = opt.device.allocated_bytes()
-                loss_of(model, step, rows).backward()
-                peak = opt.device.peak_bytes() - before
-                opt.step()
-                opt.zero_grad()
-        return peak
+            return peak_of_backward(opt, lambda step: loss_of(model, step, 4096))
 
     each = 4096 * WIDTH * 4  # Of an activation: at least three live inside of a block.
     assert peak(1) - peak(8) >= 2 * each
