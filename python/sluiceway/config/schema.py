@@ -87,7 +87,7 @@ class TrainSection(Section):
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.01
     max_norm: Positive | None = 1.0
-    # sliced: the logits of a slice of tokens at a time, computed again in the backward.
+    # sliced: logits of a slice of the vocabulary at a time, computed again in the backward.
     loss: Literal["whole", "sliced"] = "whole"
     seed: Natural = 0
     eval_every: Natural = 0  # Steps; 0: before the first and after the last one only.

@@ -7,7 +7,7 @@ rest (rotary embeddings, a mask for all sequences) goes to every part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -152,16 +152,17 @@ class BatchParts:
         return joined
 
 
-def refuse_sequence_first(owner: str, module: nn.Module) -> None:
-    """Refuse to divide the batch of a block whose first dimension is the sequence.
+def refuse_sequence_first(owner: str, modules: Iterable[nn.Module]) -> None:
+    """Refuse to divide the batches of blocks whose first dimension is the sequence.
 
     Raises
     ------
     InvalidArgument
         The text says what to do.
     """
-    if any(getattr(part, "batch_first", True) is False for part in module.modules()):
-        raise InvalidArgument(
-            f"{owner}: {type(module).__name__} has batch_first=False, so micro_batches would "
-            "divide its sequences; make it with batch_first=True, or take micro_batches=1"
-        )
+    for module in modules:
+        if any(getattr(part, "batch_first", True) is False for part in module.modules()):
+            raise InvalidArgument(
+                f"{owner}: {type(module).__name__} has batch_first=False, so micro_batches would "
+                "divide its sequences; make it with batch_first=True, or take micro_batches=1"
+            )

@@ -109,9 +109,9 @@ class BlockCall:
         self._repeated_in = torch_private.running_backward()
         found = []
         with self.home.held(self.number, True):
-            now, random = RandomState.now(), self._random
+            now, random, last = RandomState.now(), self._random, len(self._parts) - 1
             for part in range(len(self._parts)):
-                self.home.hold_back(self.number, part < len(self._parts) - 1)
+                self.home.hold_back(self.number, part < last)
                 given = [
                     t.detach().requires_grad_(needed)
                     for t, needed in zip(self._parts.of(inputs, part), needs, strict=True)
@@ -120,12 +120,13 @@ class BlockCall:
                 try:
                     with torch.enable_grad():
                         outputs = self._run(self._containers(given))
-                    random = RandomState.now()
+                    if part < last:
+                        random = RandomState.now()
                 finally:
                     now.restore()
                 _run_backward(outputs, self._parts.of_outputs(gradients, part))
                 found.append([t.grad for t in given])
-            if len(self._parts) > 1:
+            if last > 0:
                 self.home.end_parts(self.number)
         return self._parts.joined_gradients(inputs, found)
 

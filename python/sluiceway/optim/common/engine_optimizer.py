@@ -22,6 +22,7 @@ from sluiceway.model.blocks import find_blocks
 from sluiceway.model.targets import CompressedWeight, Selection
 from sluiceway.model.uncompressed import large_groups
 from sluiceway.optim.common.activations import Activations
+from sluiceway.optim.common.batch_parts import refuse_sequence_first
 from sluiceway.optim.common.checks import WeightWatch, refuse_split_model, refuse_split_since
 from sluiceway.optim.common.clipping import check_clipping, norm_and_factor, split_parameters
 from sluiceway.optim.common.compilation import CompilationWatch
@@ -167,6 +168,9 @@ class EngineOptimizer(StateHooks, ABC):
 
     def _blocks_to_repeat(self, model: nn.Module) -> list[nn.Module]:
         """Return the blocks to compute again in the backward, but for those that are streamed."""
+        if self._micro_batches > 1:
+            blocks = [block for _, block in find_blocks(self._owner, model).blocks]
+            refuse_sequence_first(self._owner, blocks)
         if self.options.activations == "device":
             return []
         blocks = [block for _, block in find_blocks(self._owner, model).blocks]

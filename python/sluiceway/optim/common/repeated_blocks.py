@@ -59,8 +59,6 @@ class RepeatedBlocks:
     ) -> None:
         self.owner, self._modules, self.activations = owner, modules, activations
         self.micro_batches = micro_batches
-        for module in modules if micro_batches > 1 else ():
-            refuse_sequence_first(owner, module)
         self._calls: list[weakref.WeakSet[BlockCall]] = [weakref.WeakSet() for _ in modules]
         self._dropped: list[weakref.WeakSet[Any]] = [weakref.WeakSet() for _ in modules]  # Caches.
         index_of = {id(p): i for i, p in enumerate(trained)}
@@ -200,6 +198,7 @@ def repeat_in_parts(model: nn.Module, micro_batches: int) -> None:
     Gradients are held back by an attribute `held_back` of their parameters.
     """
     modules = [block for _, block in find_blocks("plan", model).blocks]
+    refuse_sequence_first("plan", modules)
     parameters = list(model.parameters())
     blocks = RepeatedBlocks("plan", modules, parameters, None, micro_batches)
     blocks.hooks = _NoHooks(parameters)

@@ -331,9 +331,10 @@ class _SequenceFirst(nn.Module):
         )
 
 
-def test_blocks_that_have_the_sequence_first_are_refused():
+def test_blocks_that_have_the_sequence_first_are_refused_and_leave_no_store(tmp_path):
     with pytest.raises(sw.InvalidArgument, match="batch_first=True"):
-        streamed(_SequenceFirst(), micro_batches=2)
+        streamed(_SequenceFirst(), tmp_path / "store", micro_batches=2)
+    assert not list(tmp_path.glob("store/*"))
 
 
 def test_parts_without_blocks_that_are_computed_again_are_refused():
