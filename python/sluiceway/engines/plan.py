@@ -131,7 +131,8 @@ class DevicePlan(EnginePlan):
         self._inputs: list[int] = []  # Bytes of those inputs of blocks that leave the device.
         self._parts = config.train.accumulate // config.backwards
         self._slices = config.train.loss == "sliced"
-        self.like_native = self._parts == 1 and not self._slices
+        if self._parts > 1 or self._slices:
+            self.like_native = False
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
 
     def as_trained(self, model: nn.Module) -> nn.Module:

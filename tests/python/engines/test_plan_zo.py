@@ -27,6 +27,16 @@ RATES = [
 ]
 
 
+def test_plain_adamw_needs_the_same_beside_engines_that_train_all_weights(tiny_model, write_config):
+    needs = {
+        kind: make_plan(
+            load_config(write_config(tiny_model, engine={"kind": kind}), RATES)
+        ).figures["native_device_bytes"]
+        for kind in ("native", "offload", "zo")
+    }
+    assert len(set(needs.values())) == 1
+
+
 def test_opt_175b_is_planned_for_a_card_of_8_gb(sluiceway):
     config = REPOSITORY / "configs" / "opt_175b_zo.yaml"
     done = sluiceway("train", config, "--dry-run", "--json", cwd=REPOSITORY)
