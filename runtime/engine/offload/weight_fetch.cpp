@@ -136,9 +136,7 @@ std::vector<const void*> WeightFetch::acquire(Phase phase, int block, StreamRef 
       weights.push_back(ring_.acquire(use, 0, 0, compute));
     }
   } catch (...) {
-    if (!kept_.contains(block) && !acquired_.contains(first)) {
-      release_uses(first, weights.size(), compute);
-    }
+    if (!is_here) release_uses(first, weights.size(), compute);
     throw;
   }
   kept_.erase(block);

@@ -201,14 +201,20 @@ TEST(StreamedWeightsTest, AStateThatIsLoadedReachesTheNextForward) {
   EXPECT_TRUE(std::ranges::all_of(found, [](bf16 x) { return to_float(x) == 0.75F; }));
 }
 
-// The last 1 + `ahead` blocks stay in their slots between forward and backward.
-TEST(StreamedWeightsTest, AStepFetchesTheLastBlocksOnceAndTheOthersTwice) {
-  const std::vector<std::vector<int>> blocks = {{0}, {1}, {2}, {3}};
+// A streamed matrix of 64 rows for each number of columns.
+std::vector<TensorSpec> one_matrix_each(const std::vector<std::int64_t>& columns) {
   std::vector<TensorSpec> specs;
-  for (int block = 0; block < 4; ++block) {
-    specs.push_back({concat("w", block), {64, 64}, DType::kBF16});
+  for (const std::int64_t each : columns) {
+    specs.push_back({concat("w", specs.size()), {64, each}, DType::kBF16});
     specs.back().streamed = true;
   }
+  return specs;
+}
+
+// The last 1 + `ahead` blocks stay in their slots between forward and backward.
+TEST(StreamedWeightsTest, AStepFetchesTheLastBlocksOnceAndTheOthersTwice) {
+  const std::vector<TensorSpec> specs = one_matrix_each({64, 64, 64, 64});
+  const std::vector<std::vector<int>> blocks = {{0}, {1}, {2}, {3}};
   for (const int ahead : {0, 1, 2, 5}) {
     OffloadEngine engine(small_chunk_options(), specs);
     OffloadModel model(specs, 3);
@@ -230,28 +236,21 @@ TEST(StreamedWeightsTest, AStepFetchesTheLastBlocksOnceAndTheOthersTwice) {
   }
 }
 
-// Blocks that are skipped, run twice, nested in each other or left out of the backward.
+// Blocks that are skipped, run again, acquired twice or left out of the backward.
 TEST(StreamedWeightsTest, BlocksInAnyOrderHaveTheirOwnBits) {
   Rng rng(11);
   for (const int ahead : {0, 1, 2}) {
-    const int count = 5;
-    std::vector<std::vector<int>> blocks;
-    std::vector<TensorSpec> specs;
-    for (int block = 0; block < count; ++block) {
-      blocks.push_back({block});
-      specs.push_back({concat("w", block), {64, 64 + 16 * (block % 3)}, DType::kBF16});
-      specs.back().streamed = true;
-    }
+    const std::vector<TensorSpec> specs = one_matrix_each({64, 80, 96, 64, 80});
     OffloadEngine engine(small_chunk_options(), specs);
     OffloadModel model(specs, 3);
     engine.begin(model.tensors());
-    engine.stream(blocks, ahead);
+    engine.stream({{0}, {1}, {2}, {3}, {4}}, ahead);
     WeightFetch& fetch = engine.fetch();
     for (int turn = 0; turn < 400; ++turn) {
       if (rng.below(16) == 0) fetch.finish();
       const auto phase =
           rng.below(2) == 0 ? WeightFetch::Phase::kForward : WeightFetch::Phase::kBackward;
-      const int block = static_cast<int>(rng.below(count));
+      const int block = static_cast<int>(rng.below(model.size()));
       const int times = 1 + static_cast<int>(rng.below(2));
       for (int time = 0; time < times; ++time) {
         const std::vector<const void*> found = fetch.acquire(phase, block, StreamRef::host());
@@ -270,12 +269,8 @@ TEST(StreamedWeightsTest, BlocksInAnyOrderHaveTheirOwnBits) {
 
 // Block 0 calls the last one, which then waits in its slot, and another one that needs the slot.
 TEST(StreamedWeightsTest, ABlockMayCallOthers) {
+  const std::vector<TensorSpec> specs = one_matrix_each({64, 64, 64, 64});
   const std::vector<std::vector<int>> blocks = {{0}, {1}, {2}, {3}};
-  std::vector<TensorSpec> specs;
-  for (int block = 0; block < 4; ++block) {
-    specs.push_back({concat("w", block), {64, 64}, DType::kBF16});
-    specs.back().streamed = true;
-  }
   OffloadEngine engine(small_chunk_options(), specs);
   OffloadModel model(specs, 3);
   engine.begin(model.tensors());
