@@ -106,6 +106,28 @@ def error_of(
     return update_error(model(), ours, theirs)
 
 
+def train_counting(
+    model: nn.Module,
+    opt: sw.OffloadAdamW,
+    loss_at: Callable[[int], torch.Tensor],
+    steps: int,
+    backwards: int,
+) -> list[float]:
+    """Train with torch's clipping; return the losses, and put the bytes into `opt.crossed`."""
+    losses, opt.crossed = [], {"d2h": 0, "h2d": 0}
+    for step in range(steps):
+        for part in range(backwards):
+            loss = loss_at(backwards * step + part)
+            loss.backward()
+            losses.append(loss.item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        opt.step()
+        opt.zero_grad()
+        for way in opt.crossed:
+            opt.crossed[way] += opt.stats()["bytes"][way]
+    return losses
+
+
 def peak_of_backward(
     opt: sw.OffloadAdamW, loss_at: Callable[[int], torch.Tensor], steps: int = 2
 ) -> int:

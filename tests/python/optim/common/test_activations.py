@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import sluiceway as sw
 import torch
-from offload_models import offload, peak_of_backward
+from offload_models import offload, peak_of_backward, train_counting
 from sluiceway.optim.common import activations
 from small_llama import small_llama
 from small_models import WIDTH, Checkpointed, Stack, make, same_bits, weights_of
@@ -32,18 +32,7 @@ def loss_of(model, step, rows=ROWS):
 
 def train(model, opt, steps=STEPS, micro=2):
     torch.manual_seed(5)
-    losses, opt.crossed = [], {"d2h": 0, "h2d": 0}
-    for step in range(steps):
-        for part in range(micro):
-            loss = loss_of(model, micro * step + part)
-            loss.backward()
-            losses.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        opt.step()
-        opt.zero_grad()
-        for way in opt.crossed:
-            opt.crossed[way] += opt.stats()["bytes"][way]
-    return losses
+    return train_counting(model, opt, lambda step: loss_of(model, step), steps, micro)
 
 
 def subspace(model, _folder=None, **arguments):

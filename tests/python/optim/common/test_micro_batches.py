@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import sluiceway as sw
 import torch
-from offload_models import offload, peak_of_backward
+from offload_models import offload, peak_of_backward, train_counting
 from small_llama import small_llama
 from small_models import WIDTH, Stack, make, same_bits, update_error, weights_of
 from torch import nn
@@ -83,18 +83,7 @@ def loss_of(model, step, rows):
 
 def train(model, opt, rows=24, backwards=1):
     torch.manual_seed(3)
-    losses, opt.crossed = [], {"d2h": 0, "h2d": 0}
-    for step in range(STEPS):
-        for part in range(backwards):
-            loss = loss_of(model, backwards * step + part, rows)
-            loss.backward()
-            losses.append(loss.item())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        opt.step()
-        opt.zero_grad()
-        for way in opt.crossed:
-            opt.crossed[way] += opt.stats()["bytes"][way]
-    return losses
+    return train_counting(model, opt, lambda step: loss_of(model, step, rows), STEPS, backwards)
 
 
 WAYS = {
