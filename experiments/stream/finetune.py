@@ -26,6 +26,7 @@ from sluiceway.base.sizes import format_bytes
 
 from experiments.harness import REPOSITORY, append_row, provenance, read_rows
 from experiments.laptop.run import write_model
+from experiments.quickstart.run_folder import RunFolder
 from experiments.stream.memory import limited, planned
 
 RESULTS = Path(__file__).with_name("finetune.jsonl")
@@ -58,9 +59,7 @@ def config_of(model: Path, folder: Path) -> Path:
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
     """Return the lines of steps that a run has written."""
-    metrics = run / "metrics.jsonl"
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return [line for line in map(json.loads, lines) if line["step"] > 0 and line.get("seconds")]
+    return RunFolder(run).steps if (run / "metrics.jsonl").exists() else []
 
 
 def sluiceway(group: Path | None, *arguments: object) -> subprocess.Popen[bytes]:
@@ -77,8 +76,6 @@ def measured(folder: Path) -> dict[str, Any]:
     model = write_model(SHAPE, folder / "model")
     config, run = config_of(model, folder), folder / "run"
     plan = planned(config)
-    for gone in (run, folder / "store", folder / "exported"):
-        shutil.rmtree(gone, ignore_errors=True)
     with limited(DEVICE + BESIDE) as group:
         process = sluiceway(group, "train", config, "--out", run)
         while len(steps_of(run)) < KILLED_AFTER and process.poll() is None:

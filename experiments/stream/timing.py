@@ -43,7 +43,8 @@ SLOWER = {"disk": 4.0, "host": 40.0}
 TOKENS = (256, 1024, 4096, 8192, 16384)
 CASES = ("disk:fp32", "disk:8bit", "host:fp32", "host:8bit")
 BLOCKS, HIDDEN, MLP, VOCABULARY = 32, 768, 2048, 512
-POLICY = {"disk": "speculative", "host": "spill"}  # The usual one of each tier.
+# So gradients do not touch the drive; and in host memory states change in place.
+POLICY = {"disk": "speculative", "host": "spill"}
 WARM, STEPS = 1, 4
 
 
