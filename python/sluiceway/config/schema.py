@@ -166,6 +166,11 @@ class Config(Section):
         """Backwards of a step: one, if all micro-batches pass through each block together."""
         return 1 if getattr(self.engine, "order", "step") == "block" else self.train.accumulate
 
+    @property
+    def parts(self) -> int:
+        """Micro-batches of one backward."""
+        return self.train.accumulate // self.backwards
+
     def resolved(self) -> dict[str, Any]:
         """Return every value, defaults included, in plain types for YAML and JSON."""
         return self.model_dump(mode="json")

@@ -51,7 +51,7 @@ class Offload(GradientEngine):
             **{name: getattr(engine, name) for name in OffloadOptions.model_fields},
             **{name: getattr(store, name) for name in StoreOptions.model_fields},
             "gradients": resolve_gradients(engine.gradients, model, self.placement.autocast_dtype),
-            "micro_batches": self.config.train.accumulate // self.config.backwards,
+            "micro_batches": self.config.parts,
             "_exact_norm": False,
             "_rates": Rates(self.config.device.disk_gbps, self.config.device.host_gbps),
             "_redo": self.placement.autocast == "fp16",  # The loss scale may change.

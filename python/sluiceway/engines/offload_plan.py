@@ -11,7 +11,7 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config
-from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
+from sluiceway.engines.plan import DevicePlan, pass_seconds
 from sluiceway.errors import OutOfMemory
 from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
@@ -257,7 +257,7 @@ class OffloadPlan(DevicePlan):
         computes while the weights of the next one are fetched. Lanes share links and drives: a step
         takes at least as long as all of its bytes take on each of these.
         """
-        forward, backward = micro_batch_seconds(rehearsal, speeds)
+        forward, backward = pass_seconds(rehearsal, speeds)
         link = link_of(self._config, speeds)
         disk_gbps = (self._on_disk and speeds.get("disk_gbps")) or math.inf
         slowest = min(link.h2d_gbps, disk_gbps)

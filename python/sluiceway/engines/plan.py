@@ -129,9 +129,8 @@ class DevicePlan(EnginePlan):
         self._moment_bytes = moment_bytes or DTYPES[config.model.dtype].itemsize
         self._place = getattr(config.engine, "activations", "device")
         self._inputs: list[int] = []  # Bytes of those inputs of blocks that leave the device.
-        self._parts = config.train.accumulate // config.backwards
         self._slices = config.train.loss == "sliced"
-        if self._parts > 1 or self._slices:
+        if config.parts > 1 or self._slices:
             self.like_native = False
         self.figures: dict[str, Any] = {"codec": None, "compressed_weights": 0}
 
@@ -139,8 +138,8 @@ class DevicePlan(EnginePlan):
         """Let the model compute its loss in slices, and its blocks the parts of a batch."""
         if self._slices:
             rehearse_chunked_loss(model, graph=True)
-        if self._parts > 1:
-            repeat_in_parts(model, self._parts)
+        if self._config.parts > 1:
+            repeat_in_parts(model, self._config.parts)
         return model
 
     def choose(self, rehearsal: Rehearsal, speeds: dict[str, Any], room: Room) -> None:
@@ -187,7 +186,7 @@ class DevicePlan(EnginePlan):
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Add up the micro-batches and the update."""
-        forward, backward = micro_batch_seconds(rehearsal, speeds)
+        forward, backward = pass_seconds(rehearsal, speeds)
         return self._earlier(forward, backward) + forward + backward + self._update(speeds)
 
     def _earlier(self, forward: float, backward: float) -> float:
@@ -199,7 +198,7 @@ class DevicePlan(EnginePlan):
         return count * self._elements / (1e9 * speeds["memory_gbps"])
 
 
-def micro_batch_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, float]:
+def pass_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, float]:
     """Seconds of a forward, and of its backward."""
     rate = 1e12 * speeds["tflops"]
     return rehearsal.forward_flops / rate, rehearsal.backward_flops / rate

@@ -8,7 +8,7 @@ from torch import nn
 
 from sluiceway import _core
 from sluiceway.config.schema import Config
-from sluiceway.engines.plan import DevicePlan, micro_batch_seconds
+from sluiceway.engines.plan import DevicePlan, pass_seconds
 from sluiceway.machine.placement import DTYPES, Placement, choose_placement
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
@@ -178,7 +178,7 @@ class SubspacePlan(DevicePlan):
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Add up earlier micro-batches, and the last one, which overlaps with the lanes."""
-        forward, backward = micro_batch_seconds(rehearsal, speeds)
+        forward, backward = pass_seconds(rehearsal, speeds)
         times = self._times(forward, backward, speeds)
         barriers = {"exact": (True,), "speculative": (False,)}
         order, norm = self._config.schedule.order, self._config.schedule.norm

@@ -12,7 +12,7 @@ from sluiceway import _core
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import ZoSection
 from sluiceway.config.schema import Config
-from sluiceway.engines.plan import DevicePlan, Room, micro_batch_seconds, trained_elements
+from sluiceway.engines.plan import DevicePlan, Room, pass_seconds, trained_elements
 from sluiceway.engines.zo_choices import (
     TOKEN_FLOP,
     ConsolidationCosts,
@@ -303,7 +303,7 @@ class ZoPlan(DevicePlan):
         self, engine: ZoSection, rehearsal: Rehearsal, moved: int, speeds: dict[str, Any]
     ) -> float:
         """Seconds of a step's forwards, and of moving `moved` bytes in device memory."""
-        forward, _ = micro_batch_seconds(rehearsal, speeds)
+        forward, _ = pass_seconds(rehearsal, speeds)
         return engine.forwards(self._config) * forward + moved / (1e9 * speeds["memory_gbps"])
 
     def _costs(

@@ -84,11 +84,9 @@ class Prediction:
     def _rehearse(
         self, make: Callable[[], torch.nn.Module], backward: bool, native: bool = False
     ) -> Rehearsal:
-        train = self.config.train
-        at_once = train.micro_batch
-        if not native:
-            at_once *= train.accumulate // self.config.backwards
-        sizes = at_once, self.config.data.sequence_length
+        config = self.config
+        rows = config.train.micro_batch * (1 if native else config.parts)
+        sizes = rows, config.data.sequence_length
         autocast = self.placement.autocast_dtype
         return rehearse(make, self.plan.freed, *sizes, autocast, backward)
 

@@ -72,9 +72,7 @@ def chunked_cross_entropy(
             b = None if bias is None else bias[first : first + rows].float()
             for start in range(0, len(hidden), tokens):
                 part = slice(start, start + tokens)
-                logits = functional.linear(hidden[part].float(), w, b)
-                if cap is not None:
-                    logits.div_(cap).tanh_().mul_(cap)
+                logits = _capped(functional.linear(hidden[part].float(), w, b), cap)
                 _take_in(logits, labels[part] - first, log_sum[part], at_label[part])
     return _mean(log_sum, at_label, labels != ignored)
 
@@ -184,8 +182,12 @@ def _slices(
             words = slice(first, first + size)
             w = weight[words].to(hidden.dtype)
             b = None if bias is None else bias[words].to(hidden.dtype)
-            logits = functional.linear(hidden, w, b).float()
-            yield words, w, logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+            yield words, w, _capped(functional.linear(hidden, w, b).float(), cap)
+
+
+def _capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Cap logits in place."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def _take_in(

@@ -129,11 +129,7 @@ class EngineOptimizer(StateHooks, ABC):
         )
         taken = [p for _, p in selection.trained + self.frozen]
         self._ownership = ModelOwnership(
-            self.engine,
-            self._take_model(model, blocks, activations),
-            self._in_flight,
-            self._lent(),
-            taken,
+            self.engine, self._take_model(model, blocks), self._in_flight, self._lent(), taken
         )
 
     def _open_activations(self) -> Activations | None:
@@ -143,9 +139,7 @@ class EngineOptimizer(StateHooks, ABC):
         core = self.engine.make_activations(*self._activations_place())
         return Activations(self._owner, core, self.device)
 
-    def _take_model(
-        self, model: nn.Module, repeated: RepeatedBlocks, activations: Activations | None
-    ) -> ExitStack:
+    def _take_model(self, model: nn.Module, repeated: RepeatedBlocks) -> ExitStack:
         """Change the model; the returned stack, or a failure, restores it.
 
         No callback may hold this optimizer, which would outlive its last reference.
@@ -168,12 +162,14 @@ class EngineOptimizer(StateHooks, ABC):
 
     def _blocks_to_repeat(self, model: nn.Module) -> list[nn.Module]:
         """Return the blocks to compute again in the backward, but for those that are streamed."""
-        if self._micro_batches > 1:
-            blocks = [block for _, block in find_blocks(self._owner, model).blocks]
-            refuse_sequence_first(self._owner, blocks)
-        if self.options.activations == "device":
+        stay = self.options.activations == "device"
+        if stay and self._micro_batches == 1:
             return []
         blocks = [block for _, block in find_blocks(self._owner, model).blocks]
+        if self._micro_batches > 1:
+            refuse_sequence_first(self._owner, blocks)
+        if stay:
+            return []
         refuse_repeated(self._owner, model, blocks)
         return [block for block in blocks if block not in self._streamed_modules()]
 

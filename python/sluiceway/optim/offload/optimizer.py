@@ -20,7 +20,6 @@ from sluiceway.errors import InvalidArgument, Timeout
 from sluiceway.model.targets import Selection
 from sluiceway.model.weight_stream import save_streamed
 from sluiceway.model.whole_weights import select_whole
-from sluiceway.optim.common.activations import Activations
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 from sluiceway.optim.common.engine_weights import EngineWeights
@@ -182,15 +181,13 @@ class OffloadAdamW(EngineOptimizer):
         self._norm_known = True
         return engine
 
-    def _take_model(
-        self, model: nn.Module, repeated: RepeatedBlocks, activations: Activations | None
-    ) -> ExitStack:
-        undo = super()._take_model(model, repeated, activations)
+    def _take_model(self, model: nn.Module, repeated: RepeatedBlocks) -> ExitStack:
+        undo = super()._take_model(model, repeated)
         self._model = weakref.ref(model)
         if self._streamed:
             weights = [*self.weights, *self._frozen]
             of = (self._owner, self.engine, self.device, weights, self._streamed)
-            self._blocks = StreamedBlocks(*of, activations, self._micro_batches)
+            self._blocks = StreamedBlocks(*of, repeated.activations, repeated.micro_batches)
             self._blocks.hooks = self._hooks
             undo.callback(self._blocks.give_back)
         return undo
