@@ -53,7 +53,7 @@ def test_auto_says_why():
     large = {"tokens_per_step": 2**20, "total_steps": 500}
     narrow = sw.Budget(device="2800KiB")
     assert reason(budget=narrow, **large) == (
-        f"{alone}svd would take 4.84 MiB of device memory, where 1.7 MiB are left"
+        f"{alone}svd would take 5 MiB of device memory, where 1.7 MiB are left"
     )
     pinned = sw.Budget(pinned="64KiB")
     assert "KiB of pinned memory, where 64 KiB are left" in reason(budget=pinned, **large)
