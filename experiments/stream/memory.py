@@ -9,8 +9,8 @@ process of its own opens the folder, trains some steps from a store on disk, and
 runs in a memory cgroup that has room for the planned bytes of the device and 3 GiB more: on the
 host device the device's bytes are the process's too. Rows name what the engine counts on each tier,
 what the plan says, and the largest anonymous memory of the process, which does not include pages
-of the model's files: the kernel drops these as it likes. A micro-batch has few tokens, because
-torch's bf16 products take minutes on processors without instructions for them.
+of the model's files: the kernel drops these as it likes. The link is paced, slower than the blocks
+compute, so that as many gradients wait on the device as the plan allows for.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ from experiments.harness import REPOSITORY, append_row, provenance, read_rows
 from experiments.laptop.run import write_model
 
 RESULTS = Path(__file__).with_name("memory.jsonl")
-SHAPES = {"1.3b": "llama_1_3b", "7b": "llama_7b", "98b": "llama_98b"}
-CASES = ("7b:2:fp32", "7b:4:fp32", "7b:8:fp32", "98b:1:8bit", "98b:2:8bit")
-TOKENS, STEPS = 16, 3
+SHAPES = {"1.3b": "llama_1_3b", "7b": "llama_7b", "70b": "llama_70b", "98b": "llama_98b"}
+CASES = (
+    "7b:2:fp32", "7b:4:fp32", "7b:8:fp32", "70b:1:8bit", "70b:2:8bit", "98b:1:8bit", "98b:2:8bit",
+)  # fmt: skip
+TOKENS, STEPS = 256, 3
+LINK_GBPS = 0.5  # Slower than these blocks compute here, so that gradients wait as on a card.
 BESIDE = 3 << 30  # Bytes that a process may take beside those of the device.
 CGROUP = Path("/sys/fs/cgroup/memory")
 
@@ -67,7 +70,10 @@ def config_of(model: Path, store: Path, codec: str) -> Path:
                     "state_codec": codec,
                 },
                 "store": {"path": str(store)},
-                "device": {"name": "host", "threads": 2},
+                "device": {
+                    "name": "host", "threads": 2,
+                    "link": {"d2h_gbps": LINK_GBPS, "h2d_gbps": LINK_GBPS},
+                },
             }
         )
     )  # fmt: skip
@@ -118,6 +124,7 @@ def train(model: Path, store: Path, codec: str) -> dict[str, Any]:
     net = sw.open_streamed(model).train()
     opened = time.monotonic()
     options = {"tier": "disk", "path": store, "state_codec": codec, "weights": "streamed"}
+    options["link"] = sw.Link(d2h_gbps=LINK_GBPS, h2d_gbps=LINK_GBPS)
     losses, steps = [], []
     with sw.OffloadAdamW(net, lr=1e-5, **options) as opt:
         made = time.monotonic()
