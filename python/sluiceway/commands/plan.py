@@ -18,7 +18,7 @@ from sluiceway.machine.footprint import FIRST_USE_BYTES
 from sluiceway.machine.placement import DTYPES, Placement, is_here, too_many_threads
 from sluiceway.machine.wear import RATED_TB, hiding_tokens, tb_per_day
 from sluiceway.model.rehearsal import Rehearsal
-from sluiceway.run.planning import Prediction
+from sluiceway.run.planning import predict
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RunPlan:
 
 def make_plan(config: Config) -> RunPlan:
     """Predict bytes per tier, bytes per link and seconds per step."""
-    found = Prediction(config)
+    found = predict(config)
     config, plan, speeds, placement = found.config, found.plan, found.speeds, found.placement
     tiers = plan.tiers(found.rehearsal)
     tiers["process"] = found.process_bytes + FIRST_USE_BYTES + _in_process(placement, tiers)

@@ -33,8 +33,11 @@ class EngineSection(Section):
         """True if steps are durable without a save; a resume may then start from the last step."""
         return False
 
-    @property
-    def awaits_plan(self) -> bool:
+    def alternatives(self, config: Config) -> dict[str, Self]:
+        """Sections by name, of which a plan chooses the fastest that fits, or the first."""
+        return {"": self}
+
+    def awaits_plan(self, config: Config) -> bool:
         """True if keys are "auto" until a plan sets them, so that a new run is planned first."""
         return False
 

@@ -225,10 +225,28 @@ class OffloadPlan(DevicePlan):
         seconds = self.figures.get("codec_seconds")
         return [] if seconds is None else [("of the host for the codec", f"{seconds:.3g}")]
 
+    def note_alternatives(self, chosen: str, found: dict[str, tuple[float, int]]) -> None:
+        """Take note of the order that was chosen."""
+        self.figures["order"] = {
+            "chosen": chosen,
+            "seconds": {order: seconds for order, (seconds, _) in found.items()},
+            "device_bytes": {order: count for order, (_, count) in found.items()},
+        }
+
     def chosen(self) -> list[str]:
-        """Line with the resolved option `spill` and its reason, if the plan chose it."""
-        spill = self.figures.get("spill")
-        return [] if spill is None else [f"spill: {spill['why']}"]
+        """Lines with the resolved options `order` and `spill`, if the plan chose them."""
+        lines, order, spill = [], self.figures.get("order"), self.figures.get("spill")
+        if order is not None:
+            costs = [
+                f"{name} takes {seconds:.3g} s a step and {format_bytes(count)} of the device"
+                for (name, seconds), count in zip(
+                    order["seconds"].items(), order["device_bytes"].values(), strict=True
+                )
+            ]
+            lines.append(f"order: {order['chosen']}; {', '.join(costs)}")
+        if spill is not None:
+            lines.append(f"spill: {spill['why']}")
+        return lines
 
     def slow_codec(self, disk_gbps: float | None) -> str | None:
         """Return a warning if the disk waits for the host to decompress gradients, else None.

@@ -71,6 +71,17 @@ class EnginePlan(ABC):
             Returns the bytes that the device tier may hold, or None if they are not known.
         """
 
+    def note_alternatives(self, chosen: str, found: dict[str, tuple[float, int]]) -> None:
+        """Take note of the comparison that has chosen this plan.
+
+        Parameters
+        ----------
+        chosen : str
+            Its name in `EngineSection.alternatives`.
+        found : dict
+            Seconds of a step and bytes of the device, by name.
+        """
+
     @abstractmethod
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Peak bytes of each tier: device, host, pinned, and disk if the engine uses one."""

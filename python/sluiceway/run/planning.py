@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ class Prediction:
         Memory of this process before the rehearsal, which imports modules that a run does not need.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, speeds: dict[str, Any] | None = None) -> None:
         path = config.model.path
         check_context(check_model_folder(path, weights=False), path, config.data.sequence_length)
         self.config = config = with_threads_of_this_machine(config)
@@ -60,14 +61,26 @@ class Prediction:
         self.plan = plan = self._engine.plan(self.model)
         self.rehearsal = self._rehearse(lambda: plan.as_trained(self._build()), plan.backward)
         with denormals(config, self.placement):
-            self.speeds = measure_speeds(
+            self.speeds = speeds or measure_speeds(
                 config, self.placement, self._build, disk="disk_read" in plan.links()
             )
-        plan.choose(
-            self.rehearsal,
-            self.speeds,
-            lambda: planned_device_limit(config.budget.device, self.placement),
+        plan.choose(self.rehearsal, self.speeds, self._room)
+
+    def cost(self) -> tuple[float, int]:
+        """Return the seconds of a step and the bytes of the device."""
+        return (
+            self.plan.seconds(self.rehearsal, self.speeds),
+            self.plan.tiers(self.rehearsal)["device"],
         )
+
+    def fits(self) -> bool:
+        """Tell whether every tier is within its budget, and the device is large enough."""
+        limits = self.config.budget.model_dump() | {"device": self._room()}
+        tiers = self.plan.tiers(self.rehearsal)
+        return all(tiers[t] <= limit for t, limit in limits.items() if limit and t in tiers)
+
+    def _room(self) -> int | None:
+        return planned_device_limit(self.config.budget.device, self.placement)
 
     def rehearse_native(self) -> Rehearsal:
         """Rehearse one micro-batch as plain AdamW trains it."""
@@ -91,6 +104,26 @@ class Prediction:
         return rehearse(make, self.plan.freed, *sizes, autocast, backward)
 
 
+def predict(config: Config) -> Prediction:
+    """Predict the engine's alternative that fits and is the fastest, or the first of them.
+
+    A later one has to be faster by 2 %, because it needs more memory.
+    """
+    found: dict[str, Prediction] = {}
+    speeds = None
+    for name, section in config.engine.alternatives(config).items():
+        found[name] = Prediction(config.model_copy(update={"engine": section}), speeds)
+        speeds = found[name].speeds
+    if len(found) == 1:
+        return found.popitem()[1]
+    costs = {name: one.cost() for name, one in found.items()}
+    fitting = [name for name, one in found.items() if one.fits()] or list(found)[:1]
+    fastest = min(fitting, key=lambda name: costs[name][0])
+    chosen = fastest if costs[fastest][0] < 0.98 * costs[fitting[0]][0] else fitting[0]
+    found[chosen].plan.note_alternatives(chosen, costs)
+    return found[chosen]
+
+
 def planned(config: Config, folder: Path, quiet: bool) -> Config:
     """Return the config with the plan's choices filled in; print the reasons, unless `quiet`.
 
@@ -99,7 +132,7 @@ def planned(config: Config, folder: Path, quiet: bool) -> Config:
     folder : Path
         The folder of the run.
     """
-    plan = Prediction(config.engine.in_folder(config, folder)).plan
+    plan = predict(config.engine.in_folder(config, folder)).plan
     for line in () if quiet else plan.chosen():
         print(f"{config.engine.kind}: {line}", flush=True)
     return config.model_copy(update={"engine": config.engine.planned(plan.figures)})

@@ -66,6 +66,37 @@ def test_weights_that_are_fetched_share_the_paced_drive_with_states(plan):
     assert traffic <= found["seconds_per_step"] < 1.1 * traffic
 
 
+def test_auto_is_the_order_that_is_faster_and_fits(sluiceway, small_model, write_config):
+    engine = {"kind": "offload", "weights": "streamed", "order": "auto", "gradients": "fp32"}
+    device = {"tflops": 1.0, "host_gbps": 100.0, "link": {"d2h_gbps": 1, "h2d_gbps": 1}}
+    config = write_config(
+        small_model, engine=engine, train={"accumulate": 4}, store={"chunk": "64KiB"}, device=device
+    )
+
+    def planned(*settings):
+        done = sluiceway("plan", config, "--json", *(f"--set={one}" for one in settings))
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    found = planned()
+    order = found["order"]
+    assert order["chosen"] == "block"
+    for name in ("step", "block"):
+        alone = planned(f"engine.order={name}")
+        assert "order" not in alone
+        assert order["seconds"][name] == pytest.approx(alone["seconds_per_step"])
+        assert order["device_bytes"][name] == alone["peak_bytes"]["device"]
+    assert order["seconds"]["block"] < 0.9 * order["seconds"]["step"]
+    between = sum(order["device_bytes"].values()) // 2
+    assert planned(f"budget.device={between}")["order"]["chosen"] == "step"
+    slow = planned("device.tflops=1e-5")["order"]
+    assert slow["chosen"] == "step"  # Both wait for the device.
+    assert slow["seconds"]["block"] > 0.98 * slow["seconds"]["step"]
+    assert "order" not in planned("train.accumulate=1")
+    resident = planned("engine.weights=resident")
+    assert "order" not in resident
+
+
 def test_a_loss_in_slices_takes_no_room_for_logits(plan):
     config = CONFIGS / "stream_8b_8gb.yaml"
     settings = ("--set", "data.sequence_length=4096", "--set", "train.accumulate=1",

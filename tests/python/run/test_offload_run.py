@@ -161,10 +161,13 @@ def test_micro_batches_pass_through_each_block_together(
         assert crossed["block"] == pytest.approx(len(found["block"]) * count["block"], rel=0.2)
         assert crossed["block"] < 0.6 * crossed["step"]
 
-    # A save in between, and the rest of the run with the same bits.
-    short = tmp_path / "short"
-    done = sluiceway("train", config, "--out", short, "--set", "train.steps=4")
+    # auto, a save in between, and the rest of the run with the same bits.
+    short, slow = tmp_path / "short", "device.link={d2h_gbps: 0.01, h2d_gbps: 0.01}"
+    settings = ["--set", "train.steps=4", "--set", "engine.order=auto", "--set", slow]
+    done = sluiceway("train", config, "--out", short, *settings)
     assert done.code == 0, done.err
+    assert "order: block; step takes" in done.out
+    assert yaml.safe_load((short / "config.yaml").read_text())["engine"]["order"] == "block"
     done = sluiceway("resume", short, "--set", "train.steps=6")
     assert done.code == 0, done.err
     losses, whole = ([line[:2] for line in loss_lines(run)] for run in (short, tmp_path / "block"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
@@ -13,6 +13,9 @@ from sluiceway.config.fields import Natural, Size
 from sluiceway.config.options import Options, check_is_here, option
 from sluiceway.config.shared_options import BackwardOptions
 from sluiceway.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sluiceway.config.schema import Config
 
 # The values that this version has, by option.
 _HERE = {
@@ -161,12 +164,14 @@ class OffloadSection(OffloadOptions, TieredSection):
     # They change no bit.
     changeable: ClassVar[tuple[str, ...]] = ("spill", "resident", "activations")
 
-    order: Literal["step", "block"] = option(
+    order: Literal["auto", "step", "block"] = option(
         "step",
         "step runs each micro-batch through the model before the next one. block runs all of a "
         "step through a block before the next block (`micro_batches`): a step fetches streamed "
         "weights twice, however many micro-batches it has, and the inputs of all blocks wait for "
-        "all of them. Needs weights streamed, or activations that leave the device.",
+        "all of them. It needs weights streamed, or activations that leave the device. Both give "
+        "the same gradients but for rounding. auto is block where `plan` finds it faster, and it "
+        "fits the device.",
     )
 
     @model_validator(mode="after")
@@ -174,6 +179,23 @@ class OffloadSection(OffloadOptions, TieredSection):
         if self.order == "block":
             refuse_resident(self, "order is block")
         return self
+
+    def alternatives(self, config: Config) -> dict[str, Self]:
+        """Both orders of a step of several micro-batches whose blocks run one at a time."""
+        resident = self.weights == "resident" and self.activations == "device"
+        if self.order != "auto" or resident or config.train.accumulate == 1:
+            return super().alternatives(config)
+        return {order: self.model_copy(update={"order": order}) for order in ("step", "block")}
+
+    def awaits_plan(self, config: Config) -> bool:
+        """True if the order is auto."""
+        return self.order == "auto"
+
+    def planned(self, plan: dict[str, Any]) -> Self:
+        """Return the section with the plan's order; step if there was nothing to choose."""
+        if self.order != "auto":
+            return self
+        return self.model_copy(update={"order": plan.get("order", {}).get("chosen", "step")})
 
     @property
     def commits(self) -> bool:

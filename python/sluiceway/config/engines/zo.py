@@ -220,8 +220,7 @@ class ZoSection(ZoOptions, TieredSection):
         """True with tier disk: each new base is a commit."""
         return self._is_on_disk
 
-    @property
-    def awaits_plan(self) -> bool:
+    def awaits_plan(self, config: Config) -> bool:
         """True if directions, or steps between new bases, are auto."""
         return self.directions == "auto" or self.awaits_base_steps
 
