@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from sluiceway.engines import native_twin
 from sluiceway.errors import Unavailable
 from sluiceway.machine.roofs import link_seconds
 from sluiceway.run.loop import Loop
+
+if TYPE_CHECKING:
+    from sluiceway.run.session import Inputs
 
 _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
 _MIXES = ("read", "write", "both")  # Rates of a disk.
@@ -103,19 +106,12 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
     """
     from sluiceway.run.session import read_inputs
 
-    train = {"steps": steps, "warmup_steps": 0, "eval_every": 0, "save_every": 0}
-    config = config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"eval": []}),
-            "train": config.train.model_copy(update=train),
-            "compare": None,
-        }
-    )
+    config = shortened(config, steps)
     inputs = read_inputs(config, Path(config.model.path))
     twin, kind = native_twin(config), config.engine.kind
-    found = {twin.engine.kind: _steps(twin, inputs, interrupt)}
+    found = {twin.engine.kind: train_steps(twin, inputs, interrupt)}
     if kind not in found:
-        found[kind] = _steps(config, inputs, interrupt)
+        found[kind] = train_steps(config, inputs, interrupt)
         native, mine = (found[k]["median_step_seconds"] for k in (twin.engine.kind, kind))
         found[kind]["native_ratio"] = mine / native
     link = config.device.link.model_dump() if config.device.link else None
@@ -126,7 +122,20 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
     )  # fmt: skip
 
 
-def _steps(config: Config, inputs: Any, interrupt: Interrupt) -> dict[str, Any]:
+def shortened(config: Config, steps: int) -> Config:
+    """Return the config of a run of some steps that neither evaluates nor saves."""
+    train = {"steps": steps, "warmup_steps": 0, "eval_every": 0, "save_every": 0}
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"eval": []}),
+            "train": config.train.model_copy(update=train),
+            "compare": None,
+        }
+    )
+
+
+def train_steps(config: Config, inputs: Inputs, interrupt: Interrupt) -> dict[str, Any]:
+    """Train the steps of a config, and return their figures; nothing is saved."""
     from sluiceway.base.meter import meter
     from sluiceway.run.checkpoint import Position
     from sluiceway.run.session import open_context, seed_everything

@@ -112,19 +112,20 @@ def _resume(
 def _plan(
     config: o.ConfigFile,
     settings: o.Settings = None,
+    measure: o.TrialFolder = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Predict memory, traffic and step time of a run.
 
-    It trains nothing, and reads only the config.json of the model. If a budget of the config is too
-    small, the exit code is 3.
+    It reads only the config.json of the model. It trains nothing but with --measure. If a budget of
+    the config is too small, the exit code is 3.
     """
     from sluiceway.config.file import load_config
 
     checked = load_config(config, settings)
     from sluiceway.commands.plan import show_plan
 
-    show_plan(checked, as_json)
+    show_plan(checked, as_json, measure)
 
 
 @_command(app, "eval")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,13 @@ def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -
     )
 
 
-def show_plan(config: Config, as_json: bool) -> None:
+def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
     """Print the plan.
+
+    Parameters
+    ----------
+    trial : Path or None
+        A folder in which a few steps are measured, with random weights and as many blocks as fit.
 
     Raises
     ------
@@ -173,20 +179,37 @@ def show_plan(config: Config, as_json: bool) -> None:
     if said := too_many_threads(config):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
     plan = make_plan(config)
-    print(json_text(plan.figures) if as_json else plan.text(), flush=True)
-    if plan.figures["over_budget"]:
-        raise OutOfMemory(plan.figures["over_budget"])
+    figures, over = plan.figures, plan.figures["over_budget"]
+    if not as_json:
+        print(plan.text(), flush=True)
+    if trial is not None and not over:
+        from sluiceway.commands.measured_plan import describe_measured, measure_plan
+
+        figures["measured"] = found = measure_plan(config, figures, trial)
+        if not as_json:
+            print(describe_measured(found), flush=True)
+    if as_json:
+        print(json_text(figures), flush=True)
+    if over:
+        raise OutOfMemory(over)
+
+
+def plan_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of the figures that a plan and a run share."""
+    rows = [
+        (tier if tier == "disk" else f"{tier} memory", format_bytes(count))
+        for tier, count in figures["peak_bytes"].items()
+    ]
+    for link, count in figures["bytes_per_step"].items():
+        rows.append((f"{link} a step", format_bytes(count)))
+    return [*rows, ("seconds a step", f"{figures['seconds_per_step']:.3g}")]
 
 
 def _rows(plan: dict[str, Any], engine: EnginePlan) -> list[list[str]]:
+    budgets = [format_bytes(count) for count in plan["budget_bytes"].values()]
     rows = [["", "predicted", "budget"]]
-    for tier, count in plan["peak_bytes"].items():
-        budget = plan["budget_bytes"][tier]
-        name = tier if tier == "disk" else f"{tier} memory"
-        rows.append([name, format_bytes(count), format_bytes(budget)])
-    for link, count in plan["bytes_per_step"].items():
-        rows.append([f"{link} a step", format_bytes(count), ""])
-    rows.append(["seconds a step", f"{plan['seconds_per_step']:.3g}", ""])
+    for (name, value), budget in zip_longest(plan_rows(plan), budgets, fillvalue=""):
+        rows.append([name, value, budget])
     rows += [[name, value, ""] for name, value in engine.rows()]
     for part in ("trained", "frozen"):
         rows.append([f"parameters {part}", f"{plan['parameters'][part]:,}", ""])

@@ -55,7 +55,7 @@ def processor_findings() -> Iterator[Finding]:
     verdict = OK if usable > 1 else SLOW
     advice = costs if usable < 2 else ""
     yield Finding("cores", f"{usable} of {total}", verdict, advice, figures=figures)
-    memory, free = _memory()
+    memory, free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), available_bytes()
     few = free < _LEAST_MEMORY
     yield Finding(
         "memory",
@@ -83,12 +83,12 @@ def processor_findings() -> Iterator[Finding]:
     yield _huge_pages()
 
 
-def _memory() -> tuple[int, int]:
-    """Memory of the machine, and the part available without swapping, in bytes."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+def available_bytes() -> int:
+    """Memory of the machine that is available without swapping."""
     available = _meminfo().get("MemAvailable")
-    return total, free if available is None else available << 10
+    if available is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return available << 10
 
 
 def _meminfo() -> dict[str, int]:

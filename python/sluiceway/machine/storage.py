@@ -18,16 +18,16 @@ _SLOW_DISK_GBPS = 0.2
 _SLOW_PCIE_GBPS = 6.0  # PCIe 3.0 x8, page-locked.
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, option: str = "--path") -> None:
     """Raise IoError unless `folder` is a folder that this process may write to."""
     if not folder.is_dir():
         raise IoError(
-            f"--path: {folder} is not a folder; name a folder on the disk to measure",
+            f"{option}: {folder} is not a folder; name a folder on the disk to measure",
             errno.ENOENT,
             str(folder),
         )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise IoError(f"--path: {folder} is not writable", errno.EACCES, str(folder))
+        raise IoError(f"{option}: {folder} is not writable", errno.EACCES, str(folder))
 
 
 def disk_findings(path: Path, quick: bool) -> Iterator[Finding]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.folder import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -> torch.nn.Module:
@@ -27,7 +32,7 @@ def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -
     try:
         shape = AutoConfig.from_pretrained(folder, local_files_only=True)
         if layers is not None:
-            shape.num_hidden_layers = layers
+            _cut(shape, layers)
         return AutoModelForCausalLM.from_config(shape, dtype=dtype)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -35,3 +40,18 @@ def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -
             f"model.path: transformers cannot build a causal language model from the config.json "
             f"in {folder}, {reason}"
         ) from None
+
+
+def layers_of(folder: str) -> int:
+    """Number of layers that the config.json of a folder says."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers
+
+
+def _cut(shape: PretrainedConfig, layers: int) -> None:
+    """Give a model's config fewer layers, and fewer of what it has for each of them."""
+    kinds = getattr(shape, "layer_types", None)
+    if kinds is not None:
+        shape.layer_types = kinds[:layers]
+    shape.num_hidden_layers = layers

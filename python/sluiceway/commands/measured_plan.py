@@ -1,0 +1,181 @@
+"""Trains a few blocks of a planned model with random weights, and compares them with the plan.
+
+A run of a large model is expensive to begin in vain. Most of what a plan predicts is about one
+block: its weights and their states, its slot, its bytes on each link, the time of its products. So
+a model with the same embedding, head and blocks, but fewer of them, shows whether the plan is right
+on this machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sluiceway.base.columns import columns
+from sluiceway.base.interrupt import Interrupt
+from sluiceway.base.sizes import format_bytes
+from sluiceway.commands.bench import shortened, train_steps
+from sluiceway.commands.plan import make_plan, plan_rows
+from sluiceway.config.schema import Config
+from sluiceway.errors import OutOfMemory
+from sluiceway.machine.placement import DTYPES, choose_placement
+from sluiceway.machine.processor import available_bytes
+from sluiceway.machine.storage import check_folder
+from sluiceway.model.skeleton import build_skeleton, layers_of
+from sluiceway.run.session import Inputs
+from sluiceway.text.sequences import Sequences
+
+STEPS = 4  # The last one is timed.
+MOST_BLOCKS = 4
+_SHARE = 0.9  # Of what is free.
+_COMPARED = ("peak_bytes", "bytes_per_step", "seconds_per_step")
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A config of a model with fewer blocks, and its plan."""
+
+    config: Config
+    blocks: int
+    figures: dict[str, Any]
+
+    def needed(self) -> dict[str, int]:
+        """Bytes of each kind that the trial takes, with the files of its weights."""
+        peaks, parameters = self.figures["peak_bytes"], self.figures["parameters"]
+        weights = sum(parameters.values()) * DTYPES[self.config.model.dtype].itemsize
+        on_card = self.figures["device"]["name"] != "host"
+        return {
+            "memory": max(peaks["process"], 2 * weights),
+            "disk": peaks.get("disk", 0) + weights,
+            **({"device memory": peaks["device"]} if on_card else {}),
+        }
+
+
+def measure_plan(config: Config, figures: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train some steps with as many blocks as fit, and return predicted and measured figures.
+
+    Parameters
+    ----------
+    config : Config
+    figures : dict
+        Those of the whole model's plan; its choices are the trial's.
+    folder : Path
+        A folder on the disk to try. It is left as it was.
+
+    Raises
+    ------
+    sluiceway.errors.OutOfMemory
+        Not even one block fits.
+    """
+    check_folder(folder, "--measure")
+    placement = choose_placement(config)
+    total = layers_of(config.model.path)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".sluiceway-plan-") as scratch:
+        cut = _largest(config, figures, Path(scratch), total)
+        vocabulary = _write_weights(config, cut)
+        gc.collect()  # Those weights are not to count.
+        inputs = Inputs(placement, _random_sequences(cut.config, vocabulary), None, {})
+        with Interrupt() as interrupt:
+            found = train_steps(cut.config, inputs, interrupt)
+    measured = {**found, "seconds_per_step": found["median_step_seconds"]}
+    return {
+        "blocks": cut.blocks,
+        "of": total,
+        "steps": STEPS,
+        "predicted": {key: cut.figures[key] for key in _COMPARED},
+        "measured": {key: measured[key] for key in _COMPARED},
+    }
+
+
+def _largest(config: Config, figures: dict[str, Any], scratch: Path, total: int) -> _Cut:
+    """Choose the number of blocks from the plans of one block and of two."""
+    most = min(total, MOST_BLOCKS)
+    one = _cut(config, figures, scratch, 1, total)
+    two = _cut(config, figures, scratch, min(2, most), total)
+    first, more, free = one.needed(), two.needed(), _free(one, scratch)
+    for kind, count in first.items():
+        if count > free[kind]:
+            raise OutOfMemory(
+                f"plan --measure: one block needs {format_bytes(count)} of {kind}, "
+                f"{format_bytes(free[kind])} may be used, nine tenths of what is free; free some, "
+                "or plan without --measure"
+            )
+        each = more[kind] - count
+        if each > 0:
+            most = min(most, 1 + (free[kind] - count) // each)
+    return {1: one, two.blocks: two}.get(most) or _cut(config, figures, scratch, most, total)
+
+
+def _free(cut: _Cut, scratch: Path) -> dict[str, int]:
+    """Bytes that a trial may take: a share of what is free."""
+    free = {
+        "memory": available_bytes(),
+        "disk": shutil.disk_usage(scratch).free,
+        "device memory": cut.figures["device"].get("free_bytes", 0),
+    }
+    return {kind: int(_SHARE * count) for kind, count in free.items()}
+
+
+def _cut(config: Config, figures: dict[str, Any], scratch: Path, blocks: int, total: int) -> _Cut:
+    """Plan the model with fewer blocks; files and store are in the folder `scratch`."""
+    folder = scratch / "model"
+    with torch.device("meta"):
+        shape = build_skeleton(config.model.path, DTYPES[config.model.dtype], blocks).config
+    shape.save_pretrained(folder)
+    engine = config.engine.planned(figures)
+    if getattr(engine, "codec", None) == "auto":
+        engine = engine.model_copy(update={"codec": figures["codec"]})
+    resident = getattr(engine, "resident", 0)
+    if resident:  # The same share of the blocks stays on the device.
+        engine = engine.model_copy(update={"resident": resident * blocks // total})
+    store = config.store
+    if store.path is not None:
+        io = "auto" if store.io == "block" else store.io
+        store = store.model_copy(update={"path": str(scratch / "store"), "io": io})
+    rates = {key: figures["assumed"][key] for key in ("tflops", "memory_gbps", "host_gbps")}
+    changed = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": str(folder)}),
+            "engine": engine,
+            "store": store,
+            "device": config.device.model_copy(update=rates),
+        }
+    )
+    changed = shortened(engine.in_folder(changed, scratch), STEPS)
+    return _Cut(changed, blocks, make_plan(changed).figures)
+
+
+def _write_weights(config: Config, cut: _Cut) -> int:
+    """Write random weights of a model, and return the size of its vocabulary."""
+    model = build_skeleton(config.model.path, DTYPES[config.model.dtype], cut.blocks)
+    model.save_pretrained(cut.config.model.path)
+    return model.get_input_embeddings().weight.shape[0]
+
+
+def _random_sequences(config: Config, vocabulary: int) -> Sequences:
+    """Draw tokens for one step, which all steps read."""
+    length = config.data.sequence_length
+    count = config.train.micro_batch * config.train.accumulate
+    tokens = np.random.default_rng(0).integers(vocabulary, size=count * length, dtype=np.int32)
+    starts = np.arange(count, dtype=np.int64) * length
+    return Sequences(tokens, np.ones(len(tokens), bool), starts, np.full(count, length, np.int64))
+
+
+def describe_measured(found: dict[str, Any]) -> str:
+    """Return the table for people."""
+    head = (
+        f"measured with {found['blocks']} of {found['of']} blocks, random weights, the last of "
+        f"{found['steps']} steps"
+    )
+    predicted, measured = (
+        {row[0]: row[1] for row in plan_rows(found[key])} for key in ("predicted", "measured")
+    )
+    rows = [[name, value, measured.get(name, "")] for name, value in predicted.items()]
+    return f"{head}\n{columns([['', 'predicted', 'measured'], *rows], '12')}"

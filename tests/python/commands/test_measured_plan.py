@@ -1,0 +1,121 @@
+"""`sluiceway plan --measure`: the trial takes what its plan says, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import assert_short_error, build_llama
+from sluiceway.commands import measured_plan
+from sluiceway.commands.measured_plan import measure_plan
+from sluiceway.commands.plan import make_plan
+from sluiceway.config.file import load_config
+from sluiceway.errors import IoError, OutOfMemory
+from sluiceway.model.skeleton import build_skeleton
+
+OFFLOADED = {"kind": "offload", "tier": "disk", "weights": "streamed", "gradients": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def deep_model(tmp_path_factory):
+    """A model folder of six blocks whose weights are large enough to be streamed."""
+    return build_llama(tmp_path_factory.mktemp("models") / "deep", hidden=256, layers=6)
+
+
+@pytest.fixture
+def trial(tmp_path):
+    """An empty folder for the trial."""
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    return folder
+
+
+def measured(config, folder):
+    checked = load_config(config)
+    return measure_plan(checked, make_plan(checked).figures, folder)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"kind": "native"},
+        {**OFFLOADED, "state_codec": "8bit"},
+        {"kind": "subspace", "codec": "block_random"},
+        {"kind": "zo", "tier": "host"},
+    ],
+    ids=lambda engine: "-".join(map(str, engine.values())),
+)
+def test_a_trial_takes_what_its_plan_says(engine, deep_model, write_config, trial):
+    sections = {"engine": engine, "train": {"save_every": 2}}
+    if engine.get("tier") == "disk":
+        sections["store"] = {"path": str(trial / "of the run"), "chunk": "64KiB"}
+    found = measured(write_config(deep_model, **sections), trial)
+    assert (found["blocks"], found["of"]) == (4, 6)
+    predicted, seen = found["predicted"], found["measured"]
+    for link, count in predicted["bytes_per_step"].items():
+        # What crosses late counts in the next step.
+        assert seen["bytes_per_step"][link] == pytest.approx(count, rel=0.5), link
+    for tier in ("device", "disk"):
+        if tier in predicted["peak_bytes"]:
+            # Gradients need not wait on the device, as the plan allows for.
+            count = predicted["peak_bytes"][tier]
+            assert 0.6 * count < seen["peak_bytes"][tier] < 1.1 * count, tier
+    assert seen["seconds_per_step"] > 0
+    assert list(trial.iterdir()) == []
+
+
+def test_the_command_prints_both_or_one_object(sluiceway, tiny_model, write_config, trial):
+    config = write_config(tiny_model)
+    said = sluiceway("plan", config, "--measure", trial)
+    assert said.code == 0, said.err
+    head = "measured with 2 of 2 blocks, random weights, the last of 4 steps"
+    table = said.out.splitlines()[said.out.splitlines().index(head) + 1 :]
+    assert table[0].split() == ["predicted", "measured"]
+    assert [line[:14] for line in table if line.startswith(("device", "seconds"))] == [
+        "device memory ",
+        "seconds a step",
+    ]
+    found = json.loads(sluiceway("plan", config, "--measure", trial, "--json").out)["measured"]
+    assert found["predicted"].keys() == found["measured"].keys()
+
+
+def test_as_many_blocks_as_fit(monkeypatch, deep_model, write_config, trial):
+    config = write_config(deep_model, engine={"kind": "native"})
+    plans = {count: measured_plan._cut(load_config(config), {
+        "assumed": dict.fromkeys(("tflops", "memory_gbps", "host_gbps"), 1.0)
+    }, trial, count, 6) for count in (1, 3)}  # fmt: skip
+
+    def with_memory(count):
+        monkeypatch.setattr(measured_plan, "available_bytes", lambda: count)
+        return measured(config, trial)
+
+    three = plans[3].needed()["memory"] / measured_plan._SHARE
+    assert with_memory(int(three) + (1 << 20))["blocks"] == 3
+    one = int(plans[1].needed()["memory"] / measured_plan._SHARE)
+    with pytest.raises(OutOfMemory, match=r"one block needs .* of memory, .* may be used"):
+        with_memory(one - (64 << 20))
+
+
+def test_bad_places_are_refused(sluiceway, tiny_model, write_config, tmp_path):
+    config = write_config(tiny_model)
+    with pytest.raises(IoError, match=r"--measure: .*none is not a folder"):
+        measured(config, tmp_path / "none")
+    small = write_config(tiny_model, name="small.yaml", budget={"device": "64KiB"})
+    assert_short_error(
+        sluiceway("plan", small, "--measure", tmp_path, "--json"), 3, "budget.device"
+    )
+
+
+def test_a_model_of_several_kinds_of_layers_is_cut(tmp_path):
+    from transformers import Gemma3TextConfig
+
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    Gemma3TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, layer_types=kinds,
+        architectures=["Gemma3ForCausalLM"],
+    ).save_pretrained(tmp_path)  # fmt: skip
+    model = build_skeleton(str(tmp_path), torch.float32, 2)
+    assert len(model.model.layers) == 2
+    assert model.config.layer_types == kinds[:2]
