@@ -74,11 +74,6 @@ void GradientSpill::add(int tensor, const AnyMatrix& g, const Event& there,
   const std::size_t width = size_bytes(g.dtype);
   const std::span<const std::byte> whole(static_cast<const std::byte*>(g.data),
                                          static_cast<std::size_t>(g.rows * g.cols) * width);
-  while (!waiting_.empty() && waiting_bytes_ + whole.size() > room) {
-    lanes_.wait(waiting_.front().key);
-    waiting_bytes_ -= waiting_.front().bytes;
-    waiting_.pop_front();
-  }
   const std::span<const int> chunks = plan_.of_tensor(tensor);
   for (const int chunk : chunks) make_room(chunk);
   for (const int chunk : chunks) {
@@ -96,6 +91,11 @@ void GradientSpill::add(int tensor, const AnyMatrix& g, const Event& there,
   ++backwards_[at(tensor)];
   waiting_.push_back({groups_.spill(groups_.of_tensor(tensor)), whole.size()});
   waiting_bytes_ += whole.size();
+  while (waiting_bytes_ > room) {
+    lanes_.wait(waiting_.front().key);
+    waiting_bytes_ -= waiting_.front().bytes;
+    waiting_.pop_front();
+  }
 }
 
 // Call before a new extent for which the store may have no slot; waits until no request is in
