@@ -93,9 +93,7 @@ def main() -> None:
         for shape, codec, weights in itertools.product(args.only, CODECS, WEIGHTS):
             case = {"shape": shape, "codec": codec, "weights": weights}
             command = [sys.executable, "-m", "experiments.stream.host_bytes", "--case"]
-            done = subprocess.run(
-                [*command, *case.values()], check=True, stdout=subprocess.PIPE
-            )
+            done = subprocess.run([*command, *case.values()], check=True, stdout=subprocess.PIPE)
             append_row(RESULTS, {**case, **json.loads(done.stdout), **provenance()})
     return print(table(read_rows(RESULTS)))
 

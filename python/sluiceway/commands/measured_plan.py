@@ -24,7 +24,8 @@ from sluiceway.base.sizes import format_bytes
 from sluiceway.commands.bench import shortened, train_steps
 from sluiceway.commands.plan import make_plan, plan_rows
 from sluiceway.config.schema import Config
-from sluiceway.errors import OutOfMemory
+from sluiceway.errors import InvalidArgument, OutOfMemory
+from sluiceway.machine.finding import first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.machine.processor import available_bytes
 from sluiceway.machine.storage import check_folder
@@ -32,7 +33,7 @@ from sluiceway.model.skeleton import build_skeleton, layers_of
 from sluiceway.run.session import Inputs
 from sluiceway.text.sequences import Sequences
 
-STEPS = 4  # The last one is timed.
+STEPS = 6  # The last three are timed.
 MOST_BLOCKS = 4
 _SHARE = 0.9  # Of what is free.
 _COMPARED = ("peak_bytes", "bytes_per_step", "seconds_per_step")
@@ -58,6 +59,20 @@ class _Cut:
         }
 
 
+def check_trial(config: Config, folder: Path) -> None:
+    """Refuse a trial that cannot begin, before the plan takes its time.
+
+    Raises
+    ------
+    sluiceway.errors.IoError
+        The folder does not exist, or this process may not write to it.
+    sluiceway.errors.Unavailable
+        This machine does not have the device.
+    """
+    check_folder(folder, "--measure")
+    choose_placement(config)
+
+
 def measure_plan(config: Config, figures: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train some steps with as many blocks as fit, and return predicted and measured figures.
 
@@ -74,16 +89,17 @@ def measure_plan(config: Config, figures: dict[str, Any], folder: Path) -> dict[
     sluiceway.errors.OutOfMemory
         Not even one block fits.
     """
-    check_folder(folder, "--measure")
     placement = choose_placement(config)
     total = layers_of(config.model.path)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".sluiceway-plan-") as scratch:
+    with (
+        Interrupt() as interrupt,
+        tempfile.TemporaryDirectory(dir=folder, prefix=".sluiceway-plan-") as scratch,
+    ):
         cut = _largest(config, figures, Path(scratch), total)
         vocabulary = _write_weights(config, cut)
         gc.collect()  # Those weights are not to count.
         inputs = Inputs(placement, _random_sequences(cut.config, vocabulary), None, {})
-        with Interrupt() as interrupt:
-            found = train_steps(cut.config, inputs, interrupt)
+        found = train_steps(cut.config, inputs, interrupt)
     measured = {**found, "seconds_per_step": found["median_step_seconds"]}
     return {
         "blocks": cut.blocks,
@@ -95,22 +111,21 @@ def measure_plan(config: Config, figures: dict[str, Any], folder: Path) -> dict[
 
 
 def _largest(config: Config, figures: dict[str, Any], scratch: Path, total: int) -> _Cut:
-    """Choose the number of blocks from the plans of one block and of two."""
-    most = min(total, MOST_BLOCKS)
-    one = _cut(config, figures, scratch, 1, total)
-    two = _cut(config, figures, scratch, min(2, most), total)
-    first, more, free = one.needed(), two.needed(), _free(one, scratch)
-    for kind, count in first.items():
-        if count > free[kind]:
-            raise OutOfMemory(
-                f"plan --measure: one block needs {format_bytes(count)} of {kind}, "
-                f"{format_bytes(free[kind])} may be used, nine tenths of what is free; free some, "
-                "or plan without --measure"
-            )
-        each = more[kind] - count
-        if each > 0:
-            most = min(most, 1 + (free[kind] - count) // each)
-    return {1: one, two.blocks: two}.get(most) or _cut(config, figures, scratch, most, total)
+    """Plan as many blocks as fit; later blocks may be larger than the first."""
+    # A drive's rate is measured once, in the folder of the trial.
+    speeds = None if "disk" in figures else figures["assumed"]
+    for blocks in range(min(total, MOST_BLOCKS), 0, -1):
+        cut = _cut(config, figures, scratch, blocks, total, speeds)
+        speeds, free = cut.figures["assumed"], _free(cut, scratch)
+        lacking = [kind for kind, count in cut.needed().items() if count > free[kind]]
+        if not lacking:
+            return cut
+    kind = lacking[0]
+    raise OutOfMemory(
+        f"plan --measure: one block needs {format_bytes(cut.needed()[kind])} of {kind}, "
+        f"{format_bytes(free[kind])} may be used, nine tenths of what is free; free some, or plan "
+        "without --measure"
+    )
 
 
 def _free(cut: _Cut, scratch: Path) -> dict[str, int]:
@@ -123,15 +138,26 @@ def _free(cut: _Cut, scratch: Path) -> dict[str, int]:
     return {kind: int(_SHARE * count) for kind, count in free.items()}
 
 
-def _cut(config: Config, figures: dict[str, Any], scratch: Path, blocks: int, total: int) -> _Cut:
+def _cut(
+    config: Config,
+    figures: dict[str, Any],
+    scratch: Path,
+    blocks: int,
+    total: int,
+    speeds: dict[str, Any] | None,
+) -> _Cut:
     """Plan the model with fewer blocks; files and store are in the folder `scratch`."""
     folder = scratch / "model"
     with torch.device("meta"):
         shape = build_skeleton(config.model.path, DTYPES[config.model.dtype], blocks).config
-    shape.save_pretrained(folder)
+    try:
+        shape.save_pretrained(folder)
+    except Exception as error:  # transformers raises half a dozen types here.
+        raise InvalidArgument(
+            f"plan --measure: transformers cannot make {config.model.path} with {blocks} blocks, "
+            f"{first_line(error)}; plan without --measure"
+        ) from None
     engine = config.engine.planned(figures)
-    if getattr(engine, "codec", None) == "auto":
-        engine = engine.model_copy(update={"codec": figures["codec"]})
     resident = getattr(engine, "resident", 0)
     if resident:  # The same share of the blocks stays on the device.
         engine = engine.model_copy(update={"resident": resident * blocks // total})
@@ -139,17 +165,22 @@ def _cut(config: Config, figures: dict[str, Any], scratch: Path, blocks: int, to
     if store.path is not None:
         io = "auto" if store.io == "block" else store.io
         store = store.model_copy(update={"path": str(scratch / "store"), "io": io})
-    rates = {key: figures["assumed"][key] for key in ("tflops", "memory_gbps", "host_gbps")}
     changed = config.model_copy(
         update={
             "model": config.model.model_copy(update={"path": str(folder)}),
+            "train": config.train.model_copy(update=_train_of_trial(config)),
             "engine": engine,
             "store": store,
-            "device": config.device.model_copy(update=rates),
         }
     )
     changed = shortened(engine.in_folder(changed, scratch), STEPS)
-    return _Cut(changed, blocks, make_plan(changed).figures)
+    return _Cut(changed, blocks, make_plan(changed, speeds).figures)
+
+
+def _train_of_trial(config: Config) -> dict[str, Any]:
+    """Changes with which no step is clipped, skipped or made again, as random weights might."""
+    bound = {} if config.train.max_norm is None else {"max_norm": 1e30}
+    return {"lr": 1e-12, "max_skipped": STEPS + 1, **bound}
 
 
 def _write_weights(config: Config, cut: _Cut) -> int:
@@ -171,11 +202,11 @@ def _random_sequences(config: Config, vocabulary: int) -> Sequences:
 def describe_measured(found: dict[str, Any]) -> str:
     """Return the table for people."""
     head = (
-        f"measured with {found['blocks']} of {found['of']} blocks, random weights, the last of "
-        f"{found['steps']} steps"
+        f"measured with the first {found['blocks']} of {found['of']} blocks, random weights and "
+        f"one store in the folder, {found['steps']} steps"
     )
     predicted, measured = (
         {row[0]: row[1] for row in plan_rows(found[key])} for key in ("predicted", "measured")
     )
-    rows = [[name, value, measured.get(name, "")] for name, value in predicted.items()]
+    rows = [[name, value, measured.get(name, "-")] for name, value in predicted.items()]
     return f"{head}\n{columns([['', 'predicted', 'measured'], *rows], '12')}"

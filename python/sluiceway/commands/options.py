@@ -58,7 +58,7 @@ TrialFolder = Annotated[
         metavar="FOLDER",
         help="Also train a few steps with random weights and as many blocks of the model as fit, "
         "at most 4, and print what they took beside the plan for these blocks. FOLDER is on the "
-        "disk to try, and is left as it was.",
+        "disk to try; files of the trial are removed when it ends.",
     ),
 ]
 

@@ -62,9 +62,15 @@ class RunPlan:
         )
 
 
-def make_plan(config: Config) -> RunPlan:
-    """Predict bytes per tier, bytes per link and seconds per step."""
-    found = predict(config)
+def make_plan(config: Config, speeds: dict[str, Any] | None = None) -> RunPlan:
+    """Predict bytes per tier, bytes per link and seconds per step.
+
+    Parameters
+    ----------
+    speeds : dict or None
+        The rates that another plan assumed; None measures them.
+    """
+    found = predict(config, speeds)
     config, plan, speeds, placement = found.config, found.plan, found.speeds, found.placement
     tiers = plan.tiers(found.rehearsal)
     tiers["process"] = found.process_bytes + FIRST_USE_BYTES + _in_process(placement, tiers)
@@ -178,6 +184,10 @@ def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
     """
     if said := too_many_threads(config):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
+    if trial is not None:
+        from sluiceway.commands.measured_plan import check_trial
+
+        check_trial(config, trial)
     plan = make_plan(config)
     figures, over = plan.figures, plan.figures["over_budget"]
     if not as_json:

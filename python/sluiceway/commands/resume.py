@@ -29,7 +29,7 @@ def resume(
     """
     RunFolder.check(path)
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
-    if after.engine.awaits_plan(after):  # Refuse other changes before planning.
+    if after.engine.awaits_plan:  # Refuse other changes before planning.
         changes(load_config(path / CONFIG_FILE), after)
         from sluiceway.run.planning import planned
 

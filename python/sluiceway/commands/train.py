@@ -35,7 +35,7 @@ def train(
         from sluiceway.run.session import read_inputs
 
         check_if_save(Path(checked.model.path))
-        if checked.engine.awaits_plan(checked):
+        if checked.engine.awaits_plan:
             from sluiceway.run.planning import planned
 
             checked = planned(checked, path, as_json)

@@ -37,7 +37,8 @@ class EngineSection(Section):
         """Sections by name, of which a plan chooses the fastest that fits, or the first."""
         return {"": self}
 
-    def awaits_plan(self, config: Config) -> bool:
+    @property
+    def awaits_plan(self) -> bool:
         """True if keys are "auto" until a plan sets them, so that a new run is planned first."""
         return False
 

@@ -225,24 +225,15 @@ class OffloadPlan(DevicePlan):
         seconds = self.figures.get("codec_seconds")
         return [] if seconds is None else [("of the host for the codec", f"{seconds:.3g}")]
 
-    def note_alternatives(self, chosen: str, found: dict[str, tuple[float, int]]) -> None:
+    def note_alternatives(self, chosen: str, found: dict[str, dict[str, Any]]) -> None:
         """Take note of the order that was chosen."""
-        self.figures["order"] = {
-            "chosen": chosen,
-            "seconds": {order: seconds for order, (seconds, _) in found.items()},
-            "device_bytes": {order: count for order, (_, count) in found.items()},
-        }
+        self.figures["order"] = {"chosen": chosen, "compared": found}
 
     def chosen(self) -> list[str]:
         """Lines with the resolved options `order` and `spill`, if the plan chose them."""
         lines, order, spill = [], self.figures.get("order"), self.figures.get("spill")
         if order is not None:
-            costs = [
-                f"{name} takes {seconds:.3g} s a step and {format_bytes(count)} of the device"
-                for (name, seconds), count in zip(
-                    order["seconds"].items(), order["device_bytes"].values(), strict=True
-                )
-            ]
+            costs = [f"{name} {_cost(found)}" for name, found in order["compared"].items()]
             lines.append(f"order: {order['chosen']}; {', '.join(costs)}")
         if spill is not None:
             lines.append(f"spill: {spill['why']}")
@@ -327,3 +318,14 @@ class OffloadPlan(DevicePlan):
             name: [seconds * size / self._elements for size in self._sizes]
             for name, seconds in parts.items()
         }
+
+
+def _cost(found: dict[str, Any]) -> str:
+    """Say what an order of micro-batches costs, or why it cannot be."""
+    if "error" in found:
+        return f"is not possible: {found['error']}"
+    over = "" if found["fits"] else ", which exceeds a budget"
+    return (
+        f"takes {found['seconds']:.3g} s a step and {format_bytes(found['device_bytes'])} of the "
+        f"device{over}"
+    )

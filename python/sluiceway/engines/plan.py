@@ -71,7 +71,7 @@ class EnginePlan(ABC):
             Returns the bytes that the device tier may hold, or None if they are not known.
         """
 
-    def note_alternatives(self, chosen: str, found: dict[str, tuple[float, int]]) -> None:
+    def note_alternatives(self, chosen: str, found: dict[str, dict[str, Any]]) -> None:
         """Take note of the comparison that has chosen this plan.
 
         Parameters
@@ -79,7 +79,7 @@ class EnginePlan(ABC):
         chosen : str
             Its name in `EngineSection.alternatives`.
         found : dict
-            Seconds of a step and bytes of the device, by name.
+            `seconds`, `device_bytes` and `fits` by name; `error` if the model cannot run so.
         """
 
     @abstractmethod

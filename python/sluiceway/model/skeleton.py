@@ -36,9 +36,10 @@ def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -
         return AutoModelForCausalLM.from_config(shape, dtype=dtype)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fewer = "" if layers is None else f" with {layers} layers"
         raise InvalidArgument(
-            f"model.path: transformers cannot build a causal language model from the config.json "
-            f"in {folder}, {reason}"
+            f"model.path: transformers cannot build a causal language model{fewer} from the "
+            f"config.json in {folder}, {reason}"
         ) from None
 
 
@@ -46,12 +47,13 @@ def layers_of(folder: str) -> int:
     """Number of layers that the config.json of a folder says."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers
+    shape = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return shape.get_text_config().num_hidden_layers
 
 
 def _cut(shape: PretrainedConfig, layers: int) -> None:
     """Give a model's config fewer layers, and fewer of what it has for each of them."""
-    kinds = getattr(shape, "layer_types", None)
-    if kinds is not None:
-        shape.layer_types = kinds[:layers]
-    shape.num_hidden_layers = layers
+    text = shape.get_text_config()
+    if vars(text).get("layer_types") is not None:
+        text.layer_types = text.layer_types[:layers]
+    text.num_hidden_layers = layers

@@ -14,6 +14,7 @@ import torch
 
 from sluiceway.config.schema import Config
 from sluiceway.engines import engine_of
+from sluiceway.machine.finding import first_line
 from sluiceway.machine.footprint import resident_bytes
 from sluiceway.machine.placement import (
     DTYPES,
@@ -66,18 +67,17 @@ class Prediction:
             )
         plan.choose(self.rehearsal, self.speeds, self._room)
 
-    def cost(self) -> tuple[float, int]:
-        """Return the seconds of a step and the bytes of the device."""
-        return (
-            self.plan.seconds(self.rehearsal, self.speeds),
-            self.plan.tiers(self.rehearsal)["device"],
-        )
-
-    def fits(self) -> bool:
-        """Tell whether every tier is within its budget, and the device is large enough."""
-        limits = self.config.budget.model_dump() | {"device": self._room()}
+    def compared(self) -> dict[str, Any]:
+        """Return what decides between this plan and another: seconds, bytes, and if it fits."""
         tiers = self.plan.tiers(self.rehearsal)
-        return all(tiers[t] <= limit for t, limit in limits.items() if limit and t in tiers)
+        limits = self.config.budget.model_dump() | {"device": self._room()}
+        return {
+            "seconds": self.plan.seconds(self.rehearsal, self.speeds),
+            "device_bytes": tiers["device"],
+            "fits": all(
+                tiers.get(t, 0) <= limit for t, limit in limits.items() if limit is not None
+            ),
+        }
 
     def _room(self) -> int | None:
         return planned_device_limit(self.config.budget.device, self.placement)
@@ -104,24 +104,35 @@ class Prediction:
         return rehearse(make, self.plan.freed, *sizes, autocast, backward)
 
 
-def predict(config: Config) -> Prediction:
+def predict(config: Config, speeds: dict[str, Any] | None = None) -> Prediction:
     """Predict the engine's alternative that fits and is the fastest, or the first of them.
 
-    A later one has to be faster by 2 %, because it needs more memory.
+    A later one has to be faster by 2 %, because it needs more memory. It drops out if the model
+    cannot run so.
+
+    Parameters
+    ----------
+    speeds : dict or None
+        The rates that `model.speeds` gave; None measures them.
     """
-    found: dict[str, Prediction] = {}
-    speeds = None
-    for name, section in config.engine.alternatives(config).items():
-        found[name] = Prediction(config.model_copy(update={"engine": section}), speeds)
-        speeds = found[name].speeds
-    if len(found) == 1:
-        return found.popitem()[1]
-    costs = {name: one.cost() for name, one in found.items()}
-    fitting = [name for name, one in found.items() if one.fits()] or list(found)[:1]
-    fastest = min(fitting, key=lambda name: costs[name][0])
-    chosen = fastest if costs[fastest][0] < 0.98 * costs[fitting[0]][0] else fitting[0]
-    found[chosen].plan.note_alternatives(chosen, costs)
-    return found[chosen]
+    (first, section), *others = config.engine.alternatives(config).items()
+    best = Prediction(config.model_copy(update={"engine": section}), speeds)
+    if not others:
+        return best
+    chosen, found = first, {first: best.compared()}
+    for name, section in others:
+        try:
+            other = Prediction(config.model_copy(update={"engine": section}), best.speeds)
+        except Exception as error:  # Whatever a model raises that is called in another way.
+            found[name] = {"fits": False, "error": first_line(error)}
+            continue
+        now, seen = found[chosen], other.compared()
+        found[name] = seen
+        faster = seen["seconds"] < 0.98 * now["seconds"] or not now["fits"]
+        if seen["fits"] and faster:
+            chosen, best = name, other
+    best.plan.note_alternatives(chosen, found)
+    return best
 
 
 def planned(config: Config, folder: Path, quiet: bool) -> Config:

@@ -11,7 +11,7 @@ from sluiceway.commands import measured_plan
 from sluiceway.commands.measured_plan import measure_plan
 from sluiceway.commands.plan import make_plan
 from sluiceway.config.file import load_config
-from sluiceway.errors import IoError, OutOfMemory
+from sluiceway.errors import OutOfMemory
 from sluiceway.model.skeleton import build_skeleton
 
 OFFLOADED = {"kind": "offload", "tier": "disk", "weights": "streamed", "gradients": "bf16"}
@@ -69,7 +69,9 @@ def test_the_command_prints_both_or_one_object(sluiceway, tiny_model, write_conf
     config = write_config(tiny_model)
     said = sluiceway("plan", config, "--measure", trial)
     assert said.code == 0, said.err
-    head = "measured with 2 of 2 blocks, random weights, the last of 4 steps"
+    head = (
+        "measured with the first 2 of 2 blocks, random weights and one store in the folder, 6 steps"
+    )
     table = said.out.splitlines()[said.out.splitlines().index(head) + 1 :]
     assert table[0].split() == ["predicted", "measured"]
     assert [line[:14] for line in table if line.startswith(("device", "seconds"))] == [
@@ -82,25 +84,28 @@ def test_the_command_prints_both_or_one_object(sluiceway, tiny_model, write_conf
 
 def test_as_many_blocks_as_fit(monkeypatch, deep_model, write_config, trial):
     config = write_config(deep_model, engine={"kind": "native"})
-    plans = {count: measured_plan._cut(load_config(config), {
-        "assumed": dict.fromkeys(("tflops", "memory_gbps", "host_gbps"), 1.0)
-    }, trial, count, 6) for count in (1, 3)}  # fmt: skip
 
-    def with_memory(count):
-        monkeypatch.setattr(measured_plan, "available_bytes", lambda: count)
+    def with_room_for(blocks):
+        def free(cut, scratch):
+            return {k: count - (cut.blocks > blocks) for k, count in cut.needed().items()}
+
+        monkeypatch.setattr(measured_plan, "_free", free)
         return measured(config, trial)
 
-    three = plans[3].needed()["memory"] / measured_plan._SHARE
-    assert with_memory(int(three) + (1 << 20))["blocks"] == 3
-    one = int(plans[1].needed()["memory"] / measured_plan._SHARE)
+    assert with_room_for(3)["blocks"] == 3
     with pytest.raises(OutOfMemory, match=r"one block needs .* of memory, .* may be used"):
-        with_memory(one - (64 << 20))
+        with_room_for(0)
+    assert list(trial.iterdir()) == []
 
 
 def test_bad_places_are_refused(sluiceway, tiny_model, write_config, tmp_path):
     config = write_config(tiny_model)
-    with pytest.raises(IoError, match=r"--measure: .*none is not a folder"):
-        measured(config, tmp_path / "none")
+    said = sluiceway("plan", config, "--measure", tmp_path / "none")
+    assert_short_error(said, 2, "--measure:", "none is not a folder")
+    assert said.out == ""
+    if not torch.cuda.is_available():
+        said = sluiceway("plan", config, "--measure", tmp_path, "--set", "device.name=cuda:0")
+        assert_short_error(said, 2, "cuda:0")
     small = write_config(tiny_model, name="small.yaml", budget={"device": "64KiB"})
     assert_short_error(
         sluiceway("plan", small, "--measure", tmp_path, "--json"), 3, "budget.device"

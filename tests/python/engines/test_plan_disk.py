@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import REPOSITORY
 from sluiceway.config.file import load_config
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig
 
 CONFIGS = REPOSITORY / "configs"
 WHOLE = bool(os.environ.get("SLUICEWAY_WHOLE_MODELS"))
@@ -79,22 +79,38 @@ def test_auto_is_the_order_that_is_faster_and_fits(sluiceway, small_model, write
         return json.loads(done.out)
 
     found = planned()
-    order = found["order"]
+    order, compared = found["order"], found["order"]["compared"]
     assert order["chosen"] == "block"
     for name in ("step", "block"):
         alone = planned(f"engine.order={name}")
         assert "order" not in alone
-        assert order["seconds"][name] == pytest.approx(alone["seconds_per_step"])
-        assert order["device_bytes"][name] == alone["peak_bytes"]["device"]
-    assert order["seconds"]["block"] < 0.9 * order["seconds"]["step"]
-    between = sum(order["device_bytes"].values()) // 2
-    assert planned(f"budget.device={between}")["order"]["chosen"] == "step"
+        assert compared[name]["seconds"] == pytest.approx(alone["seconds_per_step"])
+        assert compared[name]["device_bytes"] == alone["peak_bytes"]["device"]
+        assert compared[name]["fits"]
+    assert compared["block"]["seconds"] < 0.9 * compared["step"]["seconds"]
+    between = sum(one["device_bytes"] for one in compared.values()) // 2
+    order = planned(f"budget.device={between}")["order"]
+    assert (order["chosen"], order["compared"]["block"]["fits"]) == ("step", False)
     slow = planned("device.tflops=1e-5")["order"]
     assert slow["chosen"] == "step"  # Both wait for the device.
-    assert slow["seconds"]["block"] > 0.98 * slow["seconds"]["step"]
+    assert slow["compared"]["block"]["seconds"] > 0.98 * slow["compared"]["step"]["seconds"]
     assert "order" not in planned("train.accumulate=1")
     resident = planned("engine.weights=resident")
     assert "order" not in resident
+
+
+def test_an_order_in_which_a_model_cannot_run_drops_out(sluiceway, write_config, tmp_path):
+    BloomConfig(
+        vocab_size=64, hidden_size=64, n_layer=2, n_head=4, architectures=["BloomForCausalLM"]
+    ).save_pretrained(tmp_path / "model")
+    engine = {"kind": "offload", "weights": "streamed", "order": "auto"}
+    config = write_config(
+        tmp_path / "model", engine=engine, train={"accumulate": 3}, store={"chunk": "16KiB"}
+    )
+    done = sluiceway("plan", config)
+    assert done.code == 0, done.err
+    assert "order: step; step takes" in done.out
+    assert "block is not possible: " in done.out
 
 
 def test_a_loss_in_slices_takes_no_room_for_logits(plan):

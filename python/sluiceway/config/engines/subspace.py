@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import field_validator, model_validator
 
@@ -140,6 +140,10 @@ class SubspaceSection(SubspaceOptions, EngineSection):
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(f"is {codec!r}, expected {', '.join(first)} or {last}{hint}")
         return codec
+
+    def planned(self, plan: dict[str, Any]) -> Self:
+        """Return the section with the plan's codec."""
+        return self.model_copy(update={"codec": plan["codec"]} if self.codec == "auto" else {})
 
     def check_available(self, config: Config) -> None:
         """Refuse a store, and options that only the Python class can take."""

@@ -220,7 +220,8 @@ class ZoSection(ZoOptions, TieredSection):
         """True with tier disk: each new base is a commit."""
         return self._is_on_disk
 
-    def awaits_plan(self, config: Config) -> bool:
+    @property
+    def awaits_plan(self) -> bool:
         """True if directions, or steps between new bases, are auto."""
         return self.directions == "auto" or self.awaits_base_steps
 
