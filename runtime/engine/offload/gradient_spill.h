@@ -49,8 +49,8 @@ class GradientSpill {
   static std::uint64_t shared_bytes(const ChunkPlan& plan, DType gradient);
 
   // Takes the gradient of a tensor, contiguous, which is complete after `there`. Holds `keep` until
-  // the gradient has left the device. Waits while more than `room` bytes of gradients have not left,
-  // so one that is larger has left when this returns.
+  // the gradient has left the device. Waits while more than `room` bytes of gradients have not
+  // left, so one that is larger has left when this returns.
   void add(int tensor, const AnyMatrix& g, const Event& there,
            const std::shared_ptr<const void>& keep, std::uint64_t room);
   void end_backward();  // Waits for gradients to leave; sends shared chunks.
