@@ -5,8 +5,8 @@
 
 `longest` trains a small Llama with as many blocks as one of 7 G parameters. For each way it looks
 by bisection for the longest sequence with which a step stays inside of a budget of the device,
-counted as torch's allocations. Gradients of each way are compared, bit for bit, with those of plain
-checkpointing.
+counted as torch's allocations. The weights after a step are compared, bit for bit, with those of
+plain checkpointing.
 
 `time` compares steps whose inputs leave, in turns with steps whose inputs stay. As in `timing.py`,
 blocks wait for as long as their products take on the device of a desktop computer, and link and
@@ -39,7 +39,7 @@ from experiments.stream.timing import (
     TFLOPS,
     config_of,
     waiting_model,
-)  # fmt: skip
+)
 
 RESULTS = Path(__file__).with_name("context.jsonl")
 BUDGET = 160 << 20
@@ -66,7 +66,7 @@ def small_model() -> nn.Module:
 
 
 def one_step(way: str, tokens: int, folder: Path) -> dict[str, Any]:
-    """Make one step in this process; return device bytes, and a digest of the gradients."""
+    """Make one step in this process; return device bytes, and a digest of the weights."""
     import hashlib
 
     import sluiceway as sw

@@ -104,14 +104,12 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
     steps : int
         Steps of each engine; the first three are not timed.
     """
-    from sluiceway.run.planning import predict
+    from sluiceway.run.planning import planned
     from sluiceway.run.session import read_inputs
 
     config = shortened(config, steps)
     if config.engine.awaits_plan:
-        config = config.model_copy(
-            update={"engine": config.engine.planned(predict(config).plan.figures)}
-        )
+        config = planned(config, Path(), quiet=True)
     inputs = read_inputs(config, Path(config.model.path))
     twin, kind = native_twin(config), config.engine.kind
     found = {twin.engine.kind: train_steps(twin, inputs, interrupt)}
