@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sluiceway.base.columns import columns
 from sluiceway.base.interrupt import Interrupt
@@ -29,7 +28,7 @@ from sluiceway.machine.finding import first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.machine.processor import available_bytes
 from sluiceway.machine.storage import check_folder
-from sluiceway.model.skeleton import build_skeleton, layers_of
+from sluiceway.model.skeleton import build_skeleton, shape_of
 from sluiceway.run.session import Inputs
 from sluiceway.text.sequences import Sequences
 
@@ -66,7 +65,7 @@ def check_trial(config: Config, folder: Path) -> None:
     ------
     sluiceway.errors.IoError
         The folder does not exist, or this process may not write to it.
-    sluiceway.errors.Unavailable
+    sluiceway.errors.InvalidArgument
         This machine does not have the device.
     """
     check_folder(folder, "--measure")
@@ -82,7 +81,7 @@ def measure_plan(config: Config, figures: dict[str, Any], folder: Path) -> dict[
     figures : dict
         Those of the whole model's plan; its choices are the trial's.
     folder : Path
-        A folder on the disk to try. It is left as it was.
+        A folder on the disk to try. Files of the trial are removed when it ends.
 
     Raises
     ------
@@ -90,7 +89,7 @@ def measure_plan(config: Config, figures: dict[str, Any], folder: Path) -> dict[
         Not even one block fits.
     """
     placement = choose_placement(config)
-    total = layers_of(config.model.path)
+    total = shape_of(config.model.path).get_text_config().num_hidden_layers
     with (
         Interrupt() as interrupt,
         tempfile.TemporaryDirectory(dir=folder, prefix=".sluiceway-plan-") as scratch,
@@ -148,10 +147,8 @@ def _cut(
 ) -> _Cut:
     """Plan the model with fewer blocks; files and store are in the folder `scratch`."""
     folder = scratch / "model"
-    with torch.device("meta"):
-        shape = build_skeleton(config.model.path, DTYPES[config.model.dtype], blocks).config
     try:
-        shape.save_pretrained(folder)
+        shape_of(config.model.path, blocks).save_pretrained(folder)
     except Exception as error:  # transformers raises half a dozen types here.
         raise InvalidArgument(
             f"plan --measure: transformers cannot make {config.model.path} with {blocks} blocks, "
