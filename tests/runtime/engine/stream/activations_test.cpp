@@ -150,8 +150,8 @@ TEST_P(ActivationsTest, TensorsComeBackWithTheirBitsInAnyOrder) {
 TEST_P(ActivationsTest, StepsOfEqualShapesAllocateOnce) {
   constexpr std::size_t kBytes = 64 << 10;
   constexpr int kCount = 24;
-  Activations activations(lanes(), drive());
   const Buffer tensor = on_device(kBytes), into = on_device(kBytes);
+  Activations activations(lanes(), drive());
   std::uint64_t first = 0;
   for (int step = 0; step < 3; ++step) {
     std::vector<int> ids;
@@ -176,6 +176,8 @@ TEST_P(ActivationsTest, StepsOfEqualShapesAllocateOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Places, ActivationsTest, testing::ValuesIn(all_places()), where_name);
 
+// In the tests below, tensors are declared before the Activations, whose copies may still read them
+// when a test ends.
 EngineLanes::Options on_host(const Budget::Limits& limits) {
   EngineLanes::Options options(DeviceId::host());
   options.budget = Budget(limits);
@@ -185,8 +187,8 @@ EngineLanes::Options on_host(const Budget::Limits& limits) {
 TEST(ActivationsErrorTest, AFullBudgetIsNamedWithBothByteCounts) {
   Budget::Limits limits = unlimited();
   limits[static_cast<std::size_t>(Tier::kPinned)] = 8192;
-  Activations activations(on_host(limits), nullptr);
   std::vector<std::byte> tensor(8192, std::byte{1}), into(8192);
+  Activations activations(on_host(limits), nullptr);
   const int id = activations.keep(tensor.data(), tensor.size(), StreamRef::host());
   EXPECT_THAT([&] { activations.keep(tensor.data(), 5, StreamRef::host()); },
               ThrowsMessage<OutOfMemory>(AllOf(HasSubstr("4096 bytes"), HasSubstr("8192 bytes"))));
@@ -199,8 +201,8 @@ TEST(ActivationsErrorTest, AFullBudgetIsNamedWithBothByteCounts) {
 TEST(ActivationsErrorTest, FreePlacesMakeRoomForLargerOnes) {
   Budget::Limits limits = unlimited();
   limits[static_cast<std::size_t>(Tier::kPinned)] = 64 << 10;
-  Activations activations(on_host(limits), nullptr);
   std::vector<std::byte> tensor(32 << 10);
+  Activations activations(on_host(limits), nullptr);
   for (const std::size_t bytes : {4096U, 32U << 10U, 8192U}) {
     std::vector<int> ids;
     for (std::size_t held = 0; held < 64 << 10; held += bytes) {
@@ -211,8 +213,8 @@ TEST(ActivationsErrorTest, FreePlacesMakeRoomForLargerOnes) {
 }
 
 TEST(ActivationsErrorTest, CallsOutOfPlaceAreRefused) {
-  Activations activations(on_host(unlimited()), nullptr);
   std::vector<std::byte> tensor(10), into(10);
+  Activations activations(on_host(unlimited()), nullptr);
   EXPECT_THAT([&] { activations.keep(tensor.data(), 0, StreamRef::host()); },
               ThrowsMessage<InvalidArgument>(HasSubstr("0 bytes")));
   EXPECT_THAT([&] { activations.bring(7, into.data(), StreamRef::host()); },
@@ -229,8 +231,8 @@ TEST(ActivationsErrorTest, CallsOutOfPlaceAreRefused) {
 }
 
 TEST(ActivationsErrorTest, MoreThanCanWaitAreRefusedAndTheOthersComeBack) {
-  Activations activations(on_host(unlimited()), nullptr);
   std::vector<std::byte> tensor(1, std::byte{9}), into(1);
+  Activations activations(on_host(unlimited()), nullptr);
   std::vector<int> ids;
   for (int i = 0; i < Activations::kMostTensors; ++i) {
     ids.push_back(activations.keep(tensor.data(), 1, StreamRef::host()));
@@ -250,8 +252,8 @@ TEST(ActivationsErrorTest, AFailedDriveIsNamedByTheNextCallAndEndsAtOnce) {
     auto io = std::make_unique<FaultIo>(std::move(opened.io));
     FaultIo& faults = *io;
     auto drive = std::make_unique<Drive>(std::move(io));
-    Activations activations(on_host(unlimited()), std::move(drive));
     std::vector<std::byte> tensor(4096, std::byte{9}), into(4096);
+    Activations activations(on_host(unlimited()), std::move(drive));
     if (kind == IoKind::kWrite) faults.fail(kind, FaultIo::kAlways, EIO);
     const auto steps = [&] {
       std::vector<int> ids;
