@@ -19,7 +19,7 @@ void adam_chunk(benchmark::State& state, StateCodec codec) {
   const PlannedChunk chunk{{{0, 0, kElems, 0}}, kElems, kElems};
   ChunkUpdate update;
   update.pieces = {{{.lr = 1e-4, .weight_decay = 0.01, .step = 10}}};
-  ChunkJob job(0, chunk, update, StateSet::kAll, types);
+  ChunkJob job(0, chunk, update, StateSet::kAll, types, false);
   StaggeredArray<std::byte> states(job.form.bytes(), std::byte{0});
   StaggeredArray<bf16> gradient(kCount, from_float<bf16>(0.01F)), copy(kCount, bf16{});
   std::size_t first = 0;

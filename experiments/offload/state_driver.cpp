@@ -59,7 +59,7 @@ class Driver {
         ring_(budget_, DeviceId::host(),
               {.slab_bytes = arguments.ring_bytes, .pages = Pages::kHuge}),
         store_(make_store()),
-        stream_(*store_, ring_, plan_, {}, types_) {
+        stream_(*store_, nullptr, ring_, plan_, {}, types_) {
     Executor::Config config;
     config.lanes = {
         {"fetch", &fetch_, kDepth, 0}, {"host", &host_, 1, 0}, {"store", &store_lane_, kDepth, 0}};

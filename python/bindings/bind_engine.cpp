@@ -75,18 +75,13 @@ struct ActivationsDeleter {
 };
 using HeldActivations = std::unique_ptr<Activations, ActivationsDeleter>;
 
-// A file that has no name and ends with the process.
 std::unique_ptr<Drive> nameless_drive(const std::string& folder, const std::string& io,
                                       double rate_gbps) {
   const std::string path = (std::filesystem::path(folder) / "activations.tmp").string();
-  std::filesystem::remove(path);  // Of a process that was killed before it removed the name.
-  create_drive_file(path, OpenOptions().depth * kBlockBytes);
   OpenOptions options;
   options.io = parse_io_choice(io);
   options.rate_gbps = rate_gbps;
-  auto opened = open_io(path, options);
-  std::filesystem::remove(path);
-  return std::make_unique<Drive>(std::move(opened));
+  return std::make_unique<Drive>(open_nameless_io(path, options.depth * kBlockBytes, options));
 }
 
 HeldActivations make_activations(const GatedEngine& engine, const std::string& folder,

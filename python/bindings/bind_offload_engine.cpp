@@ -106,7 +106,8 @@ const Keywords<OffloadOptions>& offload_keywords() {
 
 void bind_options(py::module_& m) {
   const std::string doc = offload_keywords().listed() + ". " + kLanesDoc +
-                          " drives: files or devices, none for host memory. rate_gbps: paces each "
+                          " drives: files or devices, none for host memory. overflow: drives are "
+                          "names of files for what exceeds the host tier. rate_gbps: paces each "
                           "drive, in 1e9 bytes a second; 0: as fast as it is. drive_weights: how "
                           "fast the drives of a new store are beside one another; none: alike. "
                           "redo: a speculative step keeps its gradients, so that it can be made "
@@ -115,15 +116,18 @@ void bind_options(py::module_& m) {
                              "Where an offload engine keeps states, and how it throttles.")
       .def(py::init([](const StreamRef& compute, const std::vector<std::string>& drives,
                        const std::string& io, double rate_gbps, const DriveWeights& drive_weights,
-                       const py::kwargs& given) {
+                       bool overflow, const py::kwargs& given) {
              OffloadOptions options = options_on(compute, offload_keywords(), given);
              options.lanes.check_interrupt = signal_check();
-             options.store = store_options(drives, io, rate_gbps, drive_weights);
+             StoreOptions& store = overflow ? options.overflow : options.store;
+             store = store_options(drives, io, rate_gbps, drive_weights);
+             store.nameless = overflow;
              options.park_bytes = Budget::kUnlimited;
              return options;
            }),
            py::kw_only(), py::arg("compute"), py::arg("drives"), py::arg("io"),
-           py::arg("rate_gbps") = 0.0, py::arg("drive_weights") = DriveWeights(), doc.c_str());
+           py::arg("rate_gbps") = 0.0, py::arg("drive_weights") = DriveWeights(),
+           py::arg("overflow") = false, doc.c_str());
 }
 
 // Holds the storage and nothing of Python, since a thread of a lane lets go of it: a tensor may get
@@ -232,18 +236,21 @@ Stats describe(const OffloadEngine& engine, int tensor) {
   return result;
 }
 
-py::typing::Dict<py::str, py::int_> footprint(
+py::typing::Dict<py::str, py::float_> footprint(
     const std::vector<TensorSpec>& tensors, const std::string& gradients, std::int64_t chunk_elems,
-    int micro_batches, std::uint32_t slots, std::optional<std::uint64_t> pinned_limit,
-    const CoreOptions& cores, const std::string& policy, bool on_card,
-    const std::string& state_codec, std::uint64_t park_room) {
+    int micro_batches, std::uint32_t slots, std::optional<std::uint64_t> in_place_limit,
+    std::optional<std::uint64_t> pinned_limit, const CoreOptions& cores, const std::string& policy,
+    bool on_card, const std::string& state_codec, std::uint64_t park_room) {
   const OffloadFootprint found = offload_footprint(
       tensors, {parse_dtype(gradients), chunk_elems, micro_batches, slots,
+                in_place_limit.value_or(Budget::kUnlimited),
                 pinned_limit.value_or(Budget::kUnlimited), cores, parse_policy(policy), park_room,
                 on_card ? DeviceId::cuda(0) : DeviceId::host(), parse_state_codec(state_codec)});
-  py::typing::Dict<py::str, py::int_> result;
+  py::typing::Dict<py::str, py::float_> result;
   result["pinned_bytes"] = found.pinned_bytes;
   result["store_bytes"] = found.store_bytes;
+  result["overflow_bytes"] = found.overflow_bytes;
+  result["drive_share"] = found.drive_share;
   result["table_bytes"] = found.table_bytes;
   result["stored_elems"] = found.stored_elems;
   result["state_bytes"] = found.state_bytes;
@@ -276,15 +283,17 @@ double seconds_of_element(const CoreOptions& cores, std::int64_t m, std::int64_t
 void bind_footprints(py::module_& m) {
   m.def(
       "offload_footprint", &footprint, py::arg("tensors"), py::arg("gradients"),
-      py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("pinned_limit"),
-      py::arg("cores"), py::arg("policy"), py::arg("on_card"), py::arg("state_codec"),
-      py::arg("park_room"),
+      py::arg("chunk_elems"), py::arg("micro_batches"), py::arg("slots"), py::arg("in_place_limit"),
+      py::arg("pinned_limit"), py::arg("cores"), py::arg("policy"), py::arg("on_card"),
+      py::arg("state_codec"), py::arg("park_room"),
       "Bytes per tier of an engine for these tensors, the elements of each of its streams, and "
       "what of both is of gradients that cross compressed, without making anything; slots: copies "
-      "of every state, 2, 3 with a pin, or 1 where states in host memory change in place; on_card: "
-      "the device "
-      "is a CUDA device; park_room: host "
-      "bytes that are left for weights that wait for the decision of a speculative step.");
+      "of every state, 2, 3 with a pin, or 1 where states in host memory change in place; "
+      "in_place_limit: bytes of the host tier for these, the rest on drives; on_card: the device "
+      "is "
+      "a CUDA device; park_room: host bytes that are left for weights that wait for the decision "
+      "of "
+      "a speculative step.");
   m.def(
       "choose_resident",
       [](const std::vector<std::uint64_t>& bytes, std::uint64_t room) {

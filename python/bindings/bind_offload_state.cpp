@@ -87,7 +87,10 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
       .def_property_readonly("store_id",
                              [](const OffloadEngine& e) { return to_hex(e.store().id()); })
       .def_property_readonly(
-          "drives", [](const OffloadEngine& e) { return drives_of(e.store()); },
+          "drives",
+          [](const OffloadEngine& e) {
+            return drives_of(e.overflow() ? *e.overflow() : e.store());
+          },
           "path, backend, direct and note of each.")
       .def_property_readonly("generations", &generations,
                              "Generation and step of the last commit, and of a pinned one.")
@@ -110,6 +113,7 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
       .def("leave_uncommitted", &OffloadEngine::leave_uncommitted,
            "From now on close() leaves the store at its last commit.")
       .def("run_state", &run_state)
+      .def("tensor_steps", &OffloadEngine::tensor_steps, py::arg("tensor"))
       .def("tensor_state", &tensor_state, py::arg("tensor"),
            "step, exp_avg, exp_avg_sq, master: all copies, the last three float32.")
       .def("load_tensor_state", &load_tensor_state, py::arg("tensor"), py::arg("exp_avg"),

@@ -542,10 +542,11 @@ class OffloadEngineOptions:
         io: str,
         rate_gbps: typing.SupportsFloat = 0.0,
         drive_weights: collections.abc.Sequence[typing.SupportsInt] = [],
+        overflow: bool = False,
         **kwargs,
     ) -> None:
         """
-        keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo, state_codec, seed. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. rate_gbps: paces each drive, in 1e9 bytes a second; 0: as fast as it is. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
+        keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, gradients, cores, chunk_elems, policy, redo, state_codec, seed. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. drives: files or devices, none for host memory. overflow: drives are names of files for what exceeds the host tier. rate_gbps: paces each drive, in 1e9 bytes a second; 0: as fast as it is. drive_weights: how fast the drives of a new store are beside one another; none: alike. redo: a speculative step keeps its gradients, so that it can be made again.
         """
 
 class OffloadEngine(GatedEngine):
@@ -651,6 +652,7 @@ class OffloadEngine(GatedEngine):
         """
         step, exp_avg, exp_avg_sq, master: all copies, the last three float32.
         """
+    def tensor_steps(self, tensor: typing.SupportsInt) -> int: ...
     @property
     def drives(self) -> list:
         """
@@ -1099,15 +1101,16 @@ def offload_footprint(
     chunk_elems: typing.SupportsInt,
     micro_batches: typing.SupportsInt,
     slots: typing.SupportsInt,
+    in_place_limit: typing.SupportsInt | None,
     pinned_limit: typing.SupportsInt | None,
     cores: CoreOptions,
     policy: str,
     on_card: bool,
     state_codec: str,
     park_room: typing.SupportsInt,
-) -> dict[str, int]:
+) -> dict[str, float]:
     """
-    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: copies of every state, 2, 3 with a pin, or 1 where states in host memory change in place; on_card: the device is a CUDA device; park_room: host bytes that are left for weights that wait for the decision of a speculative step.
+    Bytes per tier of an engine for these tensors, the elements of each of its streams, and what of both is of gradients that cross compressed, without making anything; slots: copies of every state, 2, 3 with a pin, or 1 where states in host memory change in place; in_place_limit: bytes of the host tier for these, the rest on drives; on_card: the device is a CUDA device; park_room: host bytes that are left for weights that wait for the decision of a speculative step.
     """
 
 def open_store(

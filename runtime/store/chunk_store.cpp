@@ -188,6 +188,10 @@ std::uint64_t ChunkStore::written_bytes(ChunkId id, Version version) const {
   return extent_of(id, version).bytes;
 }
 
+bool ChunkStore::is_in_memory() const noexcept {
+  return drives_.front()->properties().backend == "memory";
+}
+
 std::uint64_t ChunkStore::relocated() const {
   const std::lock_guard lock(requests_->mutex);
   return requests_->relocated;

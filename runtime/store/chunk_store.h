@@ -108,7 +108,8 @@ class ChunkStore {
   std::uint64_t written_bytes(ChunkId id, Version version) const;  // 0: it was never written.
   const std::string& damage() const noexcept { return damage_; }   // Found in one superblock.
   const Drives& drives() const noexcept { return drives_; }
-  std::uint64_t relocated() const;  // Chunks that went to a spare since the store was opened.
+  bool is_in_memory() const noexcept;  // It ends with the process.
+  std::uint64_t relocated() const;     // Chunks that went to a spare since the store was opened.
 
   // Reads every chunk and the run state of the last and the pinned commit. Returns one line for
   // each error found. `progress` counts chunks; an exception from it ends the reading.

@@ -91,4 +91,18 @@ void create_drive_file(const std::string& path, std::uint64_t size_bytes) {
   }
 }
 
+std::unique_ptr<RawIo> open_nameless_io(const std::string& path, std::uint64_t size_bytes,
+                                        const OpenOptions& options) {
+  unlink(path.c_str());
+  create_drive_file(path, size_bytes);
+  try {
+    auto io = open_io(path, options);
+    unlink(path.c_str());
+    return io;
+  } catch (...) {
+    unlink(path.c_str());
+    throw;
+  }
+}
+
 }  // namespace sluiceway

@@ -53,4 +53,10 @@ struct OpenOptions {
 // byte counts); nothing is left behind.
 void create_drive_file(const std::string& path, std::uint64_t size_bytes);
 
+// Opens a new file that has no name and ends with the process. `path`: its name for a moment, which
+// may be there already, of a process that was killed in that moment.
+[[nodiscard]] std::unique_ptr<RawIo> open_nameless_io(const std::string& path,
+                                                      std::uint64_t size_bytes,
+                                                      const OpenOptions& options);
+
 }  // namespace sluiceway

@@ -30,9 +30,18 @@ std::unique_ptr<ChunkStore> on_drives(Budget& budget, const StoreOptions& option
   open.depth = kDriveDepth;
   open.whole_device = options.whole_device;
   open.memory = memory;
-  if (is_there(options)) return open_store(budget, options.drives, open);
   std::vector<std::uint32_t> weights = options.weights;
   weights.resize(options.drives.size(), 1);
+  if (options.nameless) {
+    const Layout layout = new_layout(contents, weights);
+    ChunkStore::Drives drives;
+    for (std::size_t d = 0; d < weights.size(); ++d) {
+      drives.push_back(std::make_unique<Drive>(
+          open_nameless_io(options.drives[d], layout.drives[d].bytes, open)));
+    }
+    return ChunkStore::create(budget, std::move(drives), layout, options.progress);
+  }
+  if (is_there(options)) return open_store(budget, options.drives, open);
   return create_store(budget, options.drives, contents, weights, open, options.progress);
 }
 

@@ -28,6 +28,7 @@ struct StoreOptions {
   IoChoice io = IoChoice::kAuto;
   double rate_gbps = 0;                // Paces each drive (open_io.h); 0: as fast as it is.
   bool whole_device = false;           // Block devices are allowed.
+  bool nameless = false;               // New files without a name, which end with the process.
   std::vector<std::uint32_t> weights;  // Drives in proportion to their rates; empty: equal.
   StoreOpener opener = {};             // Replaces all of the above: drives of another kind.
   ChunkStore::Progress progress = {};  // Progress of making a new store.

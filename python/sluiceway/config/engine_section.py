@@ -87,20 +87,20 @@ class EngineSection(Section):
 
 
 class TieredSection(EngineSection):
-    """A section of an engine that keeps weights or states in a store if its `tier` is disk."""
+    """A section of an engine that keeps weights or states in a store on disk with some tiers."""
 
     @property
-    def _is_on_disk(self) -> bool:
-        return self.tier == "disk"
+    def _has_drives(self) -> bool:
+        return self.tier in ("disk", "auto")
 
     def check_available(self, config: Config) -> None:
         """Refuse options of the store that go with no tier, or not with each other."""
-        if not self._is_on_disk and config.store.path is not None:
+        if not self._has_drives and config.store.path is not None:
             raise InvalidArgument(
                 f"store.path is {config.store.place}, but engine.tier is {self.tier}, which keeps "
                 "nothing on disk; leave it out, or set engine.tier: disk"
             )
-        if not self._is_on_disk and config.store.rate_gbps is not None:
+        if not self._has_drives and config.store.rate_gbps is not None:
             raise InvalidArgument(
                 f"store.rate_gbps is {config.store.rate_gbps:g}, but engine.tier is {self.tier}, "
                 "which has no drive to pace; leave it out, or set engine.tier: disk"
@@ -110,7 +110,7 @@ class TieredSection(EngineSection):
 
     def in_folder(self, config: Config, folder: Path) -> Config:
         """Put the store into the folder of the run if the config has no path for it."""
-        if not self._is_on_disk or config.store.path is not None:
+        if not self._has_drives or config.store.path is not None:
             return config
         store = config.store.model_copy(update={"path": str(folder / STORE_FOLDER)})
         return config.model_copy(update={"store": store})

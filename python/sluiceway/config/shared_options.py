@@ -24,14 +24,15 @@ class BackwardOptions(Options):
         "checkpointing, one block at a time: inputs leave the device behind the forward and are "
         "back before their block is computed again, and nothing inside of a block is kept. Then "
         "the device's memory hardly grows with the number of blocks. The bits are those of "
-        "checkpointing. disk needs tier disk, uses its first drive, and holds a few inputs in host "
-        "memory; host holds all of them there, page-locked. device leaves checkpointing to you.",
+        "checkpointing. disk needs tier disk or auto, uses its first drive, and holds a few inputs "
+        "in host memory; host holds all of them there, page-locked. device leaves checkpointing to "
+        "you.",
     )
 
     @model_validator(mode="after")
     def _has_a_drive(self) -> Self:
         tier = getattr(self, "tier", None)
-        if self.activations == "disk" and tier != "disk":
+        if self.activations == "disk" and tier not in ("disk", "auto"):
             raise ValueError(
                 f"activations is disk, but tier is {tier}, which has no drive; take activations "
                 "host, or tier disk"

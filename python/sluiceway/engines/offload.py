@@ -60,7 +60,7 @@ class Offload(GradientEngine):
 
     def open(self, folder: Path, placement: Placement, trace: Path | None) -> None:
         """Open like every engine; the error text has the path if the store of a save is gone."""
-        if (folder / OPTIMIZER_FILE).exists() and self.config.engine.tier == "disk":
+        if (folder / OPTIMIZER_FILE).exists() and self.config.engine.commits:
             find_drives([*map(Path, self.config.store.paths)])
         super().open(folder, placement, trace)
 
@@ -114,12 +114,13 @@ class Offload(GradientEngine):
         usable.
         """
         self.optimizer.save_pretrained(folder)
-        write_state(self.optimizer.unpinned_state(), folder / OPTIMIZER_FILE)
-        self._pins = self.config.engine.tier == "disk"
+        state, filled = self.optimizer.state_to_write()
+        write_state(state, folder / OPTIMIZER_FILE, filled)
+        self._pins = self.config.engine.commits
 
     def load(self, folder: Path) -> None:
         """Load like every engine; a store on disk keeps the step of the save from now on."""
-        super().load(folder)
+        self.optimizer.load_state_dict(read_state(folder / OPTIMIZER_FILE, mapped=True))
         self._pins = self.config.engine.commits
 
     def check_new(self) -> None:

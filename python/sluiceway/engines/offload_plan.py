@@ -62,7 +62,7 @@ class OffloadPlan(DevicePlan):
         self._may_redo = autocast == torch.float16 or config.train.max_norm is not None
         self._gradient_bytes = DTYPES[gradients].itemsize
         self.freed = frozenset(w.name for w in weights)
-        self._on_disk = engine.tier == "disk"
+        self._on_disk, self._overflows = engine.tier == "disk", engine.tier == "auto"
         self._speculates = resolve_policy(engine) == "speculative"
         device = config.device
         choice = choose_spill(
@@ -77,6 +77,8 @@ class OffloadPlan(DevicePlan):
             self._footprint = self._footprint_of([*weights, *frozen], gradients, cores)
         self._spill = choice.spill
         where = "on disk" if self._on_disk else "in host memory"
+        if self._drive_share and not self._on_disk:
+            where = f"{self._drive_share:.0%} on disk, the rest in host memory"
         self.figures = {
             "codec": engine.codec,
             "why": f"gradients in {gradients}, states in {engine.state_codec} {where}",
@@ -102,6 +104,7 @@ class OffloadPlan(DevicePlan):
             chunk_elements("store", config.store.chunk),
             config.backwards,
             self._slots,
+            host if self._overflows else None,
             pinned,
             cores,
             resolve_policy(config.engine),
@@ -112,6 +115,11 @@ class OffloadPlan(DevicePlan):
         if not self._speculates:
             return bare
         return _core.offload_footprint(*described, max(0, host - self._host_bytes_of(bare)))
+
+    @property
+    def _drive_share(self) -> float:
+        """The part of states, gradients and streamed weights that is on disk."""
+        return 1.0 if self._on_disk else self._footprint["drive_share"]
 
     @property
     def _slots(self) -> int:
@@ -150,7 +158,7 @@ class OffloadPlan(DevicePlan):
 
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Add the ring, cores, rounding buffers and the store to the peak of a rehearsal."""
-        store = self._footprint["store_bytes"]
+        store = self._footprint["store_bytes" if self._on_disk else "overflow_bytes"]
         waiting = min(_WAITING_BYTES, self._whole_bytes)
         away = self._tiers_of_inputs()
         tiers = {
@@ -165,7 +173,8 @@ class OffloadPlan(DevicePlan):
             + self._fetch["pinned_bytes"]
             + away["pinned"],
         }
-        return tiers | ({"disk": store + away["disk"]} if self._on_disk else {})
+        has_disk = self._on_disk or self._overflows
+        return tiers | ({"disk": store + away["disk"]} if has_disk else {})
 
     @property
     def _whole_bytes(self) -> int:
@@ -204,7 +213,7 @@ class OffloadPlan(DevicePlan):
             "d2h": whole + self._footprint["core_d2h_bytes"] + inputs["d2h"],
             "h2d": self._weight_bytes + self._fetched_bytes + inputs["h2d"],
         }
-        if not self._on_disk:
+        if not (self._on_disk or self._overflows):
             return links
         # The norm of several backwards is that of their sum, for which they are read once more.
         reads = 2 if self._backwards > 1 and self._config.train.max_norm is not None else 1
@@ -215,9 +224,10 @@ class OffloadPlan(DevicePlan):
         reread = self._footprint["reread_bytes"] + self._fetched_bytes
         copied = self._footprint["copied_bytes"]
         each = states + self._core_extents
+        read, written = each + reads * whole + reread, each + writes * whole + copied
         return links | {
-            "disk_read": each + reads * whole + reread + inputs.get("disk_read", 0),
-            "disk_written": each + writes * whole + copied + inputs.get("disk_written", 0),
+            "disk_read": int(self._drive_share * read) + inputs.get("disk_read", 0),
+            "disk_written": int(self._drive_share * written) + inputs.get("disk_written", 0),
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -268,8 +278,8 @@ class OffloadPlan(DevicePlan):
         """
         forward, backward = pass_seconds(rehearsal, speeds)
         link = link_of(self._config, speeds)
-        disk_gbps = (self._on_disk and speeds.get("disk_gbps")) or math.inf
-        slowest = min(link.h2d_gbps, disk_gbps)
+        share, disk_gbps = self._drive_share, speeds.get("disk_gbps") or math.inf
+        slowest = min(link.h2d_gbps, disk_gbps / share if share else math.inf)
         # Beside the work of the device. The last blocks stay for the backward.
         fetch = self._streamed_bytes / (1e9 * slowest)
         fetch_again = self._fetch["pass_bytes"] / (1e9 * slowest) - fetch
@@ -288,9 +298,9 @@ class OffloadPlan(DevicePlan):
             update += self._codec_seconds  # Once more, by the update.
         if gbps := speeds.get("disk_gbps"):
             links = self.links()
-            spilled = self._whole_extents / (1e9 * gbps)
-            with_cores = spilled + self._core_extents / (1e9 * gbps)
-            moved = links["disk_read"] + links["disk_written"] - self._fetched_bytes
+            spilled = share * self._whole_extents / (1e9 * gbps)
+            with_cores = spilled + share * self._core_extents / (1e9 * gbps)
+            moved = links["disk_read"] + links["disk_written"] - share * self._fetched_bytes
             moved -= inputs.get("disk_read", 0) + inputs.get("disk_written", 0)
             traffic = moved / (1e9 * gbps)
             out, last_out = max(out, spilled), max(last_out, with_cores)

@@ -43,8 +43,13 @@ def write_state(state: dict[str, Any], path: Path, around: Around | None = None)
         raise
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path, mapped: bool = False) -> dict[str, Any]:
     """Read a state into host memory.
+
+    Parameters
+    ----------
+    mapped : bool
+        Tensors are pages of the file, which the system reads when they are used and may drop again.
 
     Raises
     ------
@@ -52,7 +57,7 @@ def read_state(path: Path) -> dict[str, Any]:
         The text names the folder of the save.
     """
     try:
-        return torch.load(path, weights_only=True, map_location="cpu")
+        return torch.load(path, weights_only=True, map_location="cpu", mmap=mapped)
     except (RuntimeError, OSError, EOFError) as error:
         raise Corrupt(f"{path.parent}: cannot be read, {str(error).splitlines()[0]}") from None
 

@@ -13,10 +13,14 @@ from sluiceway import _core
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.store.drives import drive_path, drives_of_folder
 
+_NAMELESS = "states.tmp"  # The name of a file without a name, for a moment.
+
 
 @contextmanager
 def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator[list[str]]:
     """Yield the paths of a store's drives to a block that opens or makes it; none with tier host.
+
+    With tier auto, the drives are new files, whose names exist only for a moment.
 
     Parameters
     ----------
@@ -30,8 +34,8 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
     Raises
     ------
     InvalidArgument
-        A path is given for tier host, or none for tier disk; a path is given twice; some folders
-        hold drives and others do not.
+        A path is given for tier host, or none for another tier; a path is given twice; some
+        folders hold drives and others do not; io is block, but tier is auto.
     IoError
         A folder cannot be made, or a path is not a folder. After any error, this call removes the
         folders that it made.
@@ -47,13 +51,13 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
         return
     if not paths:
         raise InvalidArgument(
-            f"{owner}: tier is 'disk', but there is no path; set path= to a folder on the disk to "
-            "use"
+            f"{owner}: tier is {tier!r}, but there is no path; set path= to a folder on the disk "
+            "to use"
         )
     refuse_twice(owner, paths)
     if io == "block":
         for path in paths:
-            _check_device(owner, Path(path))
+            _check_device(owner, tier, Path(path))
         yield list(paths)
         return
     folders = [Path(path) for path in paths]
@@ -62,7 +66,10 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
         for folder in folders:
             if _make(owner, folder):
                 made.append(folder)
-        yield [str(drive) for drive in _drives_in(owner, folders, made)]
+        if tier == "auto":
+            yield [str(folder / _NAMELESS) for folder in folders]
+        else:
+            yield [str(drive) for drive in _drives_in(owner, folders, made)]
     except BaseException:
         for folder in reversed(made):
             with contextlib.suppress(OSError):
@@ -70,7 +77,12 @@ def drives_for(owner: str, tier: str, paths: Sequence[str], io: str) -> Iterator
         raise
 
 
-def _check_device(owner: str, path: Path) -> None:
+def _check_device(owner: str, tier: str, path: Path) -> None:
+    if tier == "auto":
+        raise InvalidArgument(
+            f"{owner}: io is 'block', but tier is 'auto', which makes files; choose another io and "
+            "a folder, or tier='disk'"
+        )
     if path.is_block_device():
         return
     what = "is not a block device" if path.exists() else "does not exist"

@@ -32,15 +32,16 @@ std::size_t width_of_copies(const ChunkJob& job, const StateStream::Types& types
   std::size_t width = 0;
   for (const ChunkPiece& piece : job.chunk.pieces) {
     const DType dtype = types.weights[static_cast<std::size_t>(piece.tensor)];
-    const bool copied = !job.form.stores(dtype) || types.copies_masters();
+    // Only the ring is page-locked, so that a copy to a card runs beside other work.
+    const bool copied = !job.form.stores(dtype) || (job.in_place && types.on_card);
     if (copied) width = std::max(width, size_bytes(dtype));
   }
   return width;
 }
 
 // Returns how many gradients take memory of the lease; extents in place do not.
-std::size_t leased_gradients(const ChunkJob& job, const StateStream::Types& types) {
-  return types.in_place && !job.filled ? 0 : job.regions;
+std::size_t leased_gradients(const ChunkJob& job) {
+  return job.in_place && !job.filled ? 0 : job.regions;
 }
 
 // Updates a tile of f32 states; `copy` has the new weight in the model's type, unless that is f32.
@@ -86,8 +87,9 @@ NoiseKey key_of(const ChunkPiece& piece, const StateStream::Types& types, std::i
 }  // namespace
 
 ChunkJob::ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with, StateSet states,
-                   const StateStream::Types& types)
+                   const StateStream::Types& types, bool changes_in_place)
     : index(number),
+      in_place(changes_in_place),
       chunk(of),
       update(std::move(with)),
       form(types.codec, of, types.weights, types.streamed),
@@ -110,8 +112,7 @@ std::size_t ChunkJob::extent_bytes(const StateStream::Types& types) const {
 }
 
 std::size_t ChunkJob::bytes(const StateStream::Types& types) const {
-  return (types.in_place ? 0 : state_bytes()) +
-         leased_gradients(*this, types) * extent_bytes(types) +
+  return (in_place ? 0 : state_bytes()) + leased_gradients(*this) * extent_bytes(types) +
          static_cast<std::size_t>(chunk.stored_elems) * width_of_copies(*this, types);
 }
 
@@ -123,10 +124,10 @@ void ChunkJob::cut(PinnedPool::Lease whole, const StateStream::Types& types) {
     rest = rest.subspan(count);
     return taken;
   };
-  if (!types.in_place) {
+  if (!in_place) {
     for (const std::size_t part : travelling) parts[part] = next(form.bytes_of(part));
   }
-  const std::size_t leased = leased_gradients(*this, types);
+  const std::size_t leased = leased_gradients(*this);
   for (std::size_t i = 0; i < leased; ++i) gradients.push_back(next(extent_bytes(types)));
   if (!update.gathered.empty()) gradients.push_back(update.gathered);
   copy = rest;

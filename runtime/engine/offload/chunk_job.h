@@ -23,9 +23,9 @@
 namespace sluiceway {
 
 struct ChunkJob {
-  // `states`: those that travel.
+  // `states`: those that travel. `changes_in_place`: states and extents are in the store's memory.
   ChunkJob(int number, const PlannedChunk& of, ChunkUpdate with, StateSet states,
-           const StateStream::Types& types);
+           const StateStream::Types& types, bool changes_in_place);
 
   std::size_t bytes(const StateStream::Types& types) const;         // Size of its lease.
   std::size_t extent_bytes(const StateStream::Types& types) const;  // Size of one gradient.
@@ -72,6 +72,7 @@ struct ChunkJob {
                     const StateStream::Types& types);
 
   int index;
+  bool in_place;
   const PlannedChunk& chunk;
   ChunkUpdate update;
   StateForm form;

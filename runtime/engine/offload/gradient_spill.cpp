@@ -32,13 +32,11 @@ std::span<std::byte> part(std::span<std::byte> chunk, const ChunkPiece& piece, D
 
 }  // namespace
 
-GradientSpill::GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room,
-                             PinnedPool& ring, const ChunkPlan& plan, const ChunkGroups& groups,
-                             StateStream& stream, Speculation& speculation, GradientExit& exit,
-                             DType gradient)
+GradientSpill::GradientSpill(EngineLanes& lanes, std::vector<Extents> stores, PinnedPool& ring,
+                             const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
+                             Speculation& speculation, GradientExit& exit, DType gradient)
     : lanes_(lanes),
-      store_(store),
-      room_(room),
+      stores_(std::move(stores)),
       ring_(ring),
       plan_(plan),
       groups_(groups),
@@ -98,17 +96,27 @@ void GradientSpill::add(int tensor, const AnyMatrix& g, const Event& there,
   }
 }
 
-// Call before a new extent for which the store may have no slot; waits until no request is in
-// flight. Updates in place may still run: they make none, and their memory stays where it is. A
-// shared chunk that is being gathered has no extent yet.
+// Call before a new extent for which a store may have no slot; waits until no request is in flight.
+// A shared chunk that is being gathered has no extent yet.
 void GradientSpill::make_room(int chunk) {
-  const auto slots = store_.layout().regions[StateStream::kGradientRegion].slots();
   const int needed = chunks_[at(chunk)].extents + 1;
   stream_.check_ring(chunk, needed);
-  if (static_cast<std::uint64_t>(needed) <= slots) return;
-  wait_written();
-  const auto changing = room_.changing();
-  room_.add_slot(store_, StateStream::kGradientRegion);
+  for (const Extents& of : stores_) {
+    const auto slots = of.store.layout().regions[StateStream::kGradientRegion].slots();
+    if (static_cast<std::uint64_t>(needed) <= slots) continue;
+    wait_written();
+    for (int group = 0; group < groups_.count(); ++group) lanes_.wait(groups_.update(group));
+    const auto changing = stores_.back().room.changing();
+    try {
+      of.room.add_slot(of.store, StateStream::kGradientRegion);
+    } catch (const IoError&) {
+      if (!of.store.is_in_memory()) throw;
+      throw OutOfMemory(concat("offload: host memory has no room for the gradients of ", needed,
+                               " backwards; set accumulate=", needed,
+                               " or more at the beginning, so that states leave room for them, or "
+                               "raise budget.host"));
+    }
+  }
 }
 
 void GradientSpill::submit(int chunk, std::vector<Hop> hops) {

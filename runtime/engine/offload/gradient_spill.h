@@ -41,7 +41,13 @@ namespace sluiceway {
 
 class GradientSpill {
  public:
-  GradientSpill(EngineLanes& lanes, ChunkStore& store, StoreRoom& room, PinnedPool& ring,
+  // A store with extents, which grows when there are more than it has room for.
+  struct Extents {
+    ChunkStore& store;
+    StoreRoom& room;
+  };
+
+  GradientSpill(EngineLanes& lanes, std::vector<Extents> stores, PinnedPool& ring,
                 const ChunkPlan& plan, const ChunkGroups& groups, StateStream& stream,
                 Speculation& speculation, GradientExit& exit, DType gradient);
 
@@ -101,8 +107,7 @@ class GradientSpill {
   void submit(int chunk, std::vector<Hop> hops);
 
   EngineLanes& lanes_;
-  ChunkStore& store_;
-  StoreRoom& room_;
+  std::vector<Extents> stores_;
   PinnedPool& ring_;
   const ChunkPlan& plan_;
   const ChunkGroups& groups_;

@@ -31,6 +31,17 @@ std::uint32_t slots_of(const OffloadOptions& options) {
   return state_slots(options.policy, is_in_memory(options.store));
 }
 
+InPlace in_place_of(const OffloadOptions& options, std::span<const TensorSpec> tensors,
+                    const ChunkPlan& plan, const StateStream::Types& types) {
+  if (slots_of(options) != 1) return {};
+  const auto extents = static_cast<std::uint32_t>(std::max(1, options.gate.promised_backwards));
+  if (options.overflow.drives.empty()) return {InPlace::kAll, static_cast<int>(extents)};
+  const CoreFootprint cores =
+      core_footprint(tensors, plan, options.cores, options.policy, options.lanes.device);
+  return in_place_within(limit_of(options, Tier::kHost), tensors, plan, types, extents,
+                         cores.host_bytes);
+}
+
 std::vector<std::int64_t> elems_of(const std::vector<TensorSpec>& tensors) {
   SLUICEWAY_CHECK(!tensors.empty(), "OffloadEngine: 0 tensors, expected at least one");
   std::vector<std::int64_t> elems;
@@ -84,6 +95,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       away_(away_of(tensors_)),
       names_(names_of(tensors_)),
       plan_(elems_of(tensors_), options_.chunk_elems),
+      in_place_(in_place_of(options_, tensors_, plan_, types())),
       groups_(plan_, static_cast<int>(tensors_.size())),
       lanes_(options_.lanes,
              offload_lanes::specs(options_.device_cpu, options_.lane_cpu, options_.host_threads),
@@ -96,8 +108,10 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
                    GradientExit::pinned_bytes(lanes_.device())),
            .pages = Pages::kHuge}),
       room_(lanes_.budget(), !options_.store.drives.empty()),
+      overflow_room_(lanes_.budget(), true),
       store_(open_store()),
-      stream_(*store_, ring_, plan_, kStateLanes, types()),
+      overflow_(open_overflow()),
+      stream_(*store_, overflow_.get(), ring_, plan_, kStateLanes, types()),
       compute_(lanes_),
       exit_(lanes_, compute_, plan_, options_.gradient),
       cores_(lanes_, stream_, ring_, plan_, groups_, exit_, tensors_, options_.gradient,
@@ -107,7 +121,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       speculation_(lanes_, stream_, cores_, plan_, groups_, park_,
                    {is_speculative(options_), options_.gate.promised_backwards,
                     options_.redo || options_.gate.max_norm > 0}),
-      spill_(lanes_, *store_, room_, ring_, plan_, groups_, stream_, speculation_, exit_,
+      spill_(lanes_, extent_stores(), ring_, plan_, groups_, stream_, speculation_, exit_,
              options_.gradient),
       gate_(options_.gate, options_.lanes.order, lanes_.executor(),
             static_cast<int>(tensors_.size())),
@@ -122,14 +136,12 @@ OffloadEngine::~OffloadEngine() {
   }
 }
 
-bool OffloadEngine::in_place() const noexcept { return slots_of(options_) == 1; }
-
 StateStream::Types OffloadEngine::types() const noexcept {
   return {options_.gradient,
           weight_dtypes_,
-          in_place(),
+          in_place_,
           may_feed(options_.cores, options_.policy),
-          !lanes_.device().is_host(),
+          !options_.lanes.device.is_host(),
           options_.state_codec,
           options_.seed,
           names_,
@@ -147,6 +159,23 @@ std::unique_ptr<ChunkStore> OffloadEngine::open_store() {
   room_.hold(opened.store->layout());
   is_new_ = opened.is_new;
   return std::move(opened.store);
+}
+
+std::unique_ptr<ChunkStore> OffloadEngine::open_overflow() {
+  const auto extents = static_cast<std::uint32_t>(in_place_.extents);
+  const Contents contents = overflow_contents(plan_, types(), extents);
+  if (contents.regions.empty()) return nullptr;
+  overflow_room_.hold(new_layout(contents, {1}));
+  auto store = open_or_create(lanes_.budget(), options_.overflow, contents, ring_.slab());
+  overflow_room_.hold(store->layout());
+  return store;
+}
+
+std::vector<GradientSpill::Extents> OffloadEngine::extent_stores() {
+  std::vector<GradientSpill::Extents> stores;
+  if (overflow_ != nullptr) stores.push_back({*overflow_, overflow_room_});
+  stores.push_back({*store_, room_});
+  return stores;
 }
 
 void OffloadEngine::check_tensor(int index, const AnyMatrix& matrix, const char* what,
@@ -367,7 +396,7 @@ void OffloadEngine::stream(const std::vector<std::vector<int>>& blocks, int ahea
   WeightFetch::Reader reader;
   reader.read = [this](int index, std::uint64_t first, std::span<std::byte> into,
                        ChunkStore::Done done) { start_read(index, first, into, std::move(done)); };
-  reader.is_disk = !is_in_memory(options_.store);
+  reader.is_disk = overflow_ != nullptr || !is_in_memory(options_.store);
   reader.chunk_elems = options_.chunk_elems;
   fetch_ =
       std::make_unique<WeightFetch>(lanes_.beside(), std::move(reader), tensors_, blocks, ahead);
@@ -410,7 +439,8 @@ OffloadStats OffloadEngine::take_stats() {
   stats.spill_seconds = seconds[kSpill];
   stats.decompress_seconds = seconds[kDecompress];
   std::uint64_t read = 0, written = 0;
-  for (const auto& drive : store_->drives()) {
+  const ChunkStore& moved = overflow_ != nullptr ? *overflow_ : *store_;
+  for (const auto& drive : moved.drives()) {
     read += drive->counters().bytes_read;
     written += drive->counters().bytes_written;
   }

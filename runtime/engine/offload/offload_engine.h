@@ -12,7 +12,8 @@
 // Without drives and with kSpill, states change in place. Host memory holds each once, and AdamW
 // changes it where it lies. A gradient of the next step waits only for the updates of its own
 // chunks. A commit stores only the counts. An error in a lane leaves the step half made, and the
-// states are lost.
+// states are lost. Chunks for which the host tier has no room are then in files without a name, if
+// there are folders for these; states in them end with the engine, too.
 //
 // The wire type is 16 bits wide, or f32. With drives, host memory holds the ring, and the gradients
 // of tensors below half a chunk, which share chunks. Only park_bytes allows memory that grows with
@@ -65,6 +66,7 @@ struct OffloadOptions {
   EngineLanes::Options lanes;
   StepGate::Options gate;
   StoreOptions store;
+  StoreOptions overflow;  // For a store in host memory: nameless drives for what does not fit.
   DType gradient = DType::kBF16;  // Type in extents, and on the link unless compressed.
   StateCodec state_codec = StateCodec::kFp32;
   std::uint64_t seed = 0;  // Of the noise that rounds states.
@@ -111,6 +113,7 @@ class OffloadEngine final : public GatedEngine {
   const ChunkPlan& plan() const noexcept { return plan_; }
   CoreShape core(int index) const { return cores_.core(index); }  // Empty: it crosses whole.
   const ChunkStore& store() const noexcept { return *store_; }
+  const ChunkStore* overflow() const noexcept { return overflow_.get(); }
 
   // ---- Before the first step: call begin() or resume() ----
   bool is_new() const noexcept { return is_new_; }  // The store has no states; begin() makes them.
@@ -187,8 +190,10 @@ class OffloadEngine final : public GatedEngine {
   void end_work() override;
   void forget_gradients() override { clear_gradients(); }
   StateStream::Types types() const noexcept;
-  bool in_place() const noexcept;
+  bool in_place() const noexcept { return in_place_.any(); }
   std::unique_ptr<ChunkStore> open_store();
+  std::unique_ptr<ChunkStore> open_overflow();
+  std::vector<GradientSpill::Extents> extent_stores();
   void check_tensor(int index, const AnyMatrix& matrix, const char* what, DType dtype) const;
   // `away`: also of tensors that are away.
   void check_weights(const char* caller, std::span<const AnyMatrix> weights, bool away) const;
@@ -220,12 +225,14 @@ class OffloadEngine final : public GatedEngine {
   std::vector<std::uint8_t> away_;    // By tensor: 1 if its weight is only in the store.
   std::vector<std::uint64_t> names_;  // Keys of noise, one per tensor.
   ChunkPlan plan_;
+  InPlace in_place_;
   ChunkGroups groups_;
   EngineLanes lanes_;
   PinnedPool ring_;
   bool is_new_ = false, begun_ = false;
-  StoreRoom room_;
+  StoreRoom room_, overflow_room_;
   std::unique_ptr<ChunkStore> store_;
+  std::unique_ptr<ChunkStore> overflow_;  // Has chunks that do not fit into a store in memory.
   StateStream stream_;
   ComputingStream compute_;
   GradientExit exit_;

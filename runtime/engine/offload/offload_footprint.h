@@ -33,14 +33,26 @@ constexpr std::uint32_t state_slots(UpdatePolicy policy, bool in_memory) noexcep
 // Returns the contents of a new store, without a catalogue.
 Contents state_contents(const ChunkPlan& plan, const StateStream::Types& types, std::uint32_t slots,
                         std::uint32_t micro_batches);
+// Returns those of the store on drives beside one that changes in place; no regions: none is
+// needed.
+Contents overflow_contents(const ChunkPlan& plan, const StateStream::Types& types,
+                           std::uint32_t micro_batches);
+
+// Returns the host memory for chunks that change in place: what `limit` leaves beside the rest that
+// is there, which includes `core_bytes` of arrived cores. `types` says nothing of it yet.
+InPlace in_place_within(std::uint64_t limit, std::span<const TensorSpec> tensors,
+                        const ChunkPlan& plan, StateStream::Types types,
+                        std::uint32_t micro_batches, std::uint64_t core_bytes);
 
 struct OffloadFootprint {
-  std::uint64_t pinned_bytes = 0;  // Ring, gradients of small tensors, arriving cores.
-  std::uint64_t store_bytes = 0;   // On the drive, or in host memory in its place.
-  std::uint64_t table_bytes = 0;   // Host memory for the tables of the store.
-  std::int64_t stored_elems = 0;   // Elements of one micro-batch's extents.
-  std::uint64_t state_bytes = 0;   // A step reads and writes them,
-  std::uint64_t copied_bytes = 0;  // and writes these copies of streamed weights.
+  std::uint64_t pinned_bytes = 0;    // Ring, gradients of small tensors, arriving cores.
+  std::uint64_t store_bytes = 0;     // On the drive, or in host memory in its place.
+  std::uint64_t overflow_bytes = 0;  // On the drive, beside a store in host memory.
+  std::uint64_t table_bytes = 0;     // Host memory for the tables of the stores.
+  std::int64_t stored_elems = 0;     // Elements of one micro-batch's extents.
+  std::uint64_t state_bytes = 0;     // A step reads and writes them,
+  std::uint64_t copied_bytes = 0;    // and writes these copies of streamed weights.
+  double drive_share = 0;            // The part of all chunks, by their bytes, on a drive.
   CoreFootprint cores;
   std::uint64_t parked_bytes = 0;  // Host memory for weights that wait for a step's decision.
   std::uint64_t reread_bytes = 0;  // Masters read after the step for lack of such memory.
@@ -52,7 +64,8 @@ struct FootprintRequest {
   DType gradient = DType::kBF16;
   std::int64_t chunk_elems = ChunkPlan::kChunkElems;
   int micro_batches = 1;
-  std::uint32_t slots = kStateSlots;  // For every state; 1: changed in place.
+  std::uint32_t slots = kStateSlots;                  // For every state; 1: changed in place,
+  std::uint64_t in_place_limit = Budget::kUnlimited;  // in a host tier of this size.
   std::uint64_t pinned_limit = Budget::kUnlimited;
   CoreOptions cores;
   UpdatePolicy policy = UpdatePolicy::kSpill;

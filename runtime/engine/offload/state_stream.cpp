@@ -45,52 +45,83 @@ void wait_for(const Start& start) {
   ended.get_future().get();
 }
 
-}  // namespace
+std::vector<RegionSpec> regions_in_place(const StatePlaces& places, const StateStream::Types& types,
+                                         std::uint32_t micro_batches) {
+  const ChunkPlaces& all = places.all_in_place();
+  const auto one_chunk = [](RegionKind kind, std::uint64_t bytes, std::uint32_t slots) {
+    return RegionSpec{kind, std::max(bytes, kBlockBytes), 1, slots};
+  };
+  std::vector<RegionSpec> regions = {
+      one_chunk(RegionKind::kState, all.state_bytes, 1),
+      one_chunk(RegionKind::kGradient, all.elems * size_bytes(types.gradient), micro_batches)};
+  if (all.weight > 0) regions.push_back(one_chunk(RegionKind::kWeights, all.weight_bytes, 1));
+  return regions;
+}
 
-std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, const Types& types,
-                                             std::uint32_t slots, std::uint32_t micro_batches) {
-  const StatePlaces places(plan, types.codec, types.weights, types.streamed);
-  const ChunkPlaces& all = places.all();
+std::vector<RegionSpec> regions_on_drives(const StatePlaces& places, const ChunkPlan& plan,
+                                          const StateStream::Types& types, std::uint32_t slots,
+                                          std::uint32_t micro_batches) {
+  const ChunkPlaces& all = places.all_on_drives();
   const std::size_t width = size_bytes(types.gradient);
-  std::vector<RegionSpec> regions;
-  if (slots == 1) {
-    regions = {{RegionKind::kState, all.state_bytes, 1, slots},
-               {RegionKind::kGradient, all.elems * width, 1, micro_batches}};
-    if (all.weight > 0) regions.push_back({RegionKind::kWeights, all.weight_bytes, 1, slots});
-    return regions;
-  }
   const auto chunk = static_cast<std::uint64_t>(plan.chunk_elems());
   // As in stores of earlier versions: room for a full chunk, even if no chunk is full.
   const bool is_plain = types.codec == StateCodec::kFp32;
   const std::uint64_t part = is_plain ? chunk * sizeof(float) : places.widest_part();
-  regions = {{RegionKind::kState, part, StateForm::parts(types.codec) * all.trained, slots},
-             {RegionKind::kGradient, chunk * width, all.trained, micro_batches}};
+  const std::uint64_t trained = std::max<std::uint64_t>(1, all.trained);  // No region is empty.
+  std::vector<RegionSpec> regions = {
+      {RegionKind::kState, part, StateForm::parts(types.codec) * trained, slots},
+      {RegionKind::kGradient, chunk * width, trained, micro_batches}};
   if (all.weight > 0) {
     regions.push_back({RegionKind::kWeights, places.widest_weight(), all.weight, slots});
   }
   return regions;
 }
 
+}  // namespace
+
+StatePlaces StateStream::places_of(const ChunkPlan& plan, const Types& types) {
+  return {plan, types.codec, types.weights, types.streamed, types.gradient, types.in_place};
+}
+
+std::vector<RegionSpec> StateStream::regions(const ChunkPlan& plan, const Types& types,
+                                             std::uint32_t slots, std::uint32_t micro_batches) {
+  const StatePlaces places = places_of(plan, types);
+  return types.in_place.any() ? regions_in_place(places, types, micro_batches)
+                              : regions_on_drives(places, plan, types, slots, micro_batches);
+}
+
+std::vector<RegionSpec> StateStream::overflow_regions(const ChunkPlan& plan, const Types& types,
+                                                      std::uint32_t micro_batches) {
+  const StatePlaces places = places_of(plan, types);
+  const ChunkPlaces& others = places.all_on_drives();
+  if (!types.in_place.any() || others.trained + others.weight == 0) return {};
+  return regions_on_drives(places, plan, types, 1, micro_batches);
+}
+
 std::size_t StateStream::ring_bytes(const ChunkPlan& plan, Types types, int extents) {
+  const StatePlaces places = places_of(plan, types);
   std::size_t most = 0;
-  for (const PlannedChunk& chunk : plan.chunks()) {
-    const ChunkJob job(0, chunk, of_extents(extents), StateSet::kAll, types);
+  for (std::size_t c = 0; c < plan.chunks().size(); ++c) {
+    const int index = static_cast<int>(c);
+    const ChunkJob job(index, plan.chunks()[c], of_extents(extents), StateSet::kAll, types,
+                       places.in_place(index));
     const std::size_t leaving = job.extent_bytes(types);  // The gradient, on its way to an extent.
-    const std::size_t filled = types.in_place && types.feeds ? leaving : 0;
+    const std::size_t filled = job.in_place && types.feeds ? leaving : 0;
     most = std::max({most, job.bytes(types) + filled, leaving});
   }
   return most;
 }
 
-StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes,
-                         Types types)
+StateStream::StateStream(ChunkStore& store, ChunkStore* overflow, PinnedPool& ring,
+                         const ChunkPlan& plan, Lanes lanes, Types types)
     : store_(store),
+      requests_(overflow != nullptr ? *overflow : store),
       ring_(ring),
       plan_(plan),
       lanes_(lanes),
       types_(types),
-      places_(plan, types.codec, types.weights, types.streamed) {
-  SLUICEWAY_CHECK(!types.in_place || !store.memory({kStateRegion, 0}, 0).empty(),
+      places_(places_of(plan, types)) {
+  SLUICEWAY_CHECK(!types.in_place.any() || !store.memory({kStateRegion, 0}, 0).empty(),
                   "StateStream: in place needs a store in host memory");
   SLUICEWAY_CHECK(types.codec == StateCodec::kFp32 || types.names.size() == types.weights.size(),
                   "StateStream: ", types.names.size(), " names, expected ", types.weights.size(),
@@ -103,7 +134,8 @@ StateStream::StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& p
 void StateStream::check_ring(int chunk, int extents) const {
   const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
   const std::size_t bytes =
-      ChunkJob(chunk, planned, of_extents(extents), StateSet::kAll, types_).bytes(types_);
+      ChunkJob(chunk, planned, of_extents(extents), StateSet::kAll, types_, places_.in_place(chunk))
+          .bytes(types_);
   if (bytes <= ring_.slab_bytes()) return;
   throw OutOfMemory(concat(
       "offload: a chunk with the gradients of ", extents, " backwards takes ", format_bytes(bytes),
@@ -113,8 +145,9 @@ void StateStream::check_ring(int chunk, int extents) const {
 
 StateStream::JobPtr StateStream::make_job(int chunk, ChunkUpdate update, StateSet states) {
   const PlannedChunk& planned = plan_.chunks().at(static_cast<std::size_t>(chunk));
-  auto job = std::make_shared<ChunkJob>(chunk, planned, std::move(update), states, types_);
-  if (!types_.in_place) return job;
+  auto job = std::make_shared<ChunkJob>(chunk, planned, std::move(update), states, types_,
+                                        places_.in_place(chunk));
+  if (!job->in_place) return job;
   for (const std::size_t part : job->travelling)
     job->parts[part] = state_memory(chunk, job->form, part);
   for (int i = 0; i < job->update.extents; ++i) job->gradients.push_back(extent_memory(chunk, i));
@@ -140,11 +173,12 @@ std::span<std::byte> StateStream::extent_memory(int chunk, int slot) {
 
 void StateStream::write_extent(int chunk, int slot, std::span<const std::byte> from,
                                ChunkStore::Done done) {
-  if (types_.in_place) {
+  if (places_.in_place(chunk)) {
     std::ranges::copy(from, extent_memory(chunk, slot).begin());
     return done(nullptr);
   }
-  store_.write_extent(extent_chunk(chunk), static_cast<std::uint64_t>(slot), from, std::move(done));
+  requests_.write_extent(extent_chunk(chunk), static_cast<std::uint64_t>(slot), from,
+                         std::move(done));
 }
 
 ChunkId StateStream::state_chunk(int chunk, std::size_t part) const {
@@ -174,19 +208,21 @@ void StateStream::read_weight(int tensor, Version version, std::uint64_t first,
       const StateForm form(types_.codec, planned, types_.weights, types_.streamed);
       const std::size_t part = form.weight_part();
       const auto to = into.subspan(begin_of(chunk) - first, form.bytes_of(part));
-      if (types_.in_place) {
+      if (places_.in_place(chunk)) {
         std::ranges::copy(state_memory(chunk, form, part), to.begin());
         return ended(nullptr);
       }
       const ChunkId id = state_chunk(chunk, part);
-      store_.read(id, version_of(id, version), to, std::move(ended));
+      requests_.read(id, version_of(id, version), to, std::move(ended));
     });
   }
 }
 
-// A write since the last commit, if that is what is asked for and there is one.
+// A write since the last commit, if that is what is asked for and there is one. A store beside one
+// that changes in place has no commit.
 Version StateStream::version_of(ChunkId id, Version version) const {
-  const bool staged = version == Version::kStaged && store_.written_bytes(id, version) > 0;
+  if (types_.in_place.any()) return Version::kStaged;
+  const bool staged = version == Version::kStaged && requests_.written_bytes(id, version) > 0;
   return staged ? Version::kStaged : Version::kLive;
 }
 
@@ -199,7 +235,7 @@ void StateStream::take_room(ChunkJob& job) {
 // ---- In the calling thread ----------------------------------------------------------------------
 
 void StateStream::store_now(const JobPtr& job) {
-  if (types_.in_place) return;
+  if (job->in_place) return;
   wait_for([&](HopDone done) { store(job, std::move(done)); });
 }
 
@@ -207,7 +243,7 @@ void StateStream::write_initial(
     const std::function<void(const ChunkPiece&, std::span<float>)>& fill) {
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
     const auto job = make_job(static_cast<int>(c), of_extents(0), StateSet::kAll);
-    if (!types_.in_place) take_room(*job);
+    if (!job->in_place) take_room(*job);
     for (const auto& part : job->parts) std::ranges::fill(part, std::byte{0});
     const auto masters = [&](const ChunkPiece& piece, const PieceState& state) {
       fill(piece, state[StateForm::kMaster]);
@@ -220,7 +256,7 @@ void StateStream::write_initial(
 StateStream::JobPtr StateStream::loaded(int chunk, Version version) {
   auto job = make_job(chunk, of_extents(0), StateSet::kAll);
   job->version = version;
-  if (!types_.in_place) wait_for([&](HopDone done) { fetch(job, std::move(done)); });
+  if (!job->in_place) wait_for([&](HopDone done) { fetch(job, std::move(done)); });
   return job;
 }
 
@@ -267,17 +303,21 @@ Payload StateStream::work_on(const JobPtr& job) {
   payload.name = concat("chunk ", job->index);
   const std::size_t fetched =
       job->fetched_bytes() + static_cast<std::size_t>(job->update.extents) * extent;
-  if (!types_.in_place) payload.hops.push_back(fetch_hop(job, fetched));
+  if (!job->in_place) {
+    payload.hops.push_back(fetch_hop(job, fetched));
+  } else if (overflows()) {  // Chunks that have their room wait for the host lane.
+    payload.hops.push_back(fetch_hop(job, 0));
+  }
   // A drive may keep the job for a moment longer than its payload lives. `fill` holds memory of
   // others, so it is destroyed with its hop.
   payload.hops.push_back(
       {lanes_.host, [this, job, fill = std::exchange(job->update.fill, {})](StreamRef stream) {
-         if (types_.in_place) take_room(*job);
+         if (job->in_place && !job->lease) take_room(*job);
          if (fill) fill(job->gradients.front());
          job->adam(types_);
          if (job->update.keep) job->hand_on(job->update.keep, types_, stream);
        }});
-  if (!types_.in_place) {
+  if (!job->in_place) {
     payload.hops.push_back({lanes_.store,
                             {},
                             [this, job](StreamRef, HopDone done) { store(job, std::move(done)); },
@@ -325,7 +365,7 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
                   job->chunk.pieces.size(), " and 1 or more");
   Payload payload;
   payload.name = concat("norm of chunk ", chunk);
-  if (!types_.in_place) payload.hops.push_back(fetch_hop(job, job->bytes(types_)));
+  if (!job->in_place) payload.hops.push_back(fetch_hop(job, job->bytes(types_)));
   payload.hops.push_back(
       {lanes_.host, [this, job, results](StreamRef) { job->scan_sums(types_, results); }});
   return payload;
@@ -334,6 +374,7 @@ Payload StateStream::scan_sum(int chunk, int extents, std::span<ScanResult> resu
 // Waits in its lane while the ring is full: later chunks would find no room either.
 void StateStream::fetch(const JobPtr& job, HopDone done) {
   if (!job->lease) take_room(*job);
+  if (job->in_place) return done(nullptr);
   const auto extents = static_cast<std::size_t>(job->update.extents);
   std::vector<std::size_t> parts;
   std::ranges::copy_if(job->travelling, std::back_inserter(parts),
@@ -343,12 +384,12 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
   for (const std::size_t part : parts) {
     begin(all, job, [&](ChunkStore::Done ended) {
       const ChunkId id = state_chunk(job->index, part);
-      store_.read(id, version_of(id, job->version), job->parts[part], std::move(ended));
+      requests_.read(id, version_of(id, job->version), job->parts[part], std::move(ended));
     });
   }
   for (std::size_t i = 0; i < extents; ++i) {
     begin(all, job, [&](ChunkStore::Done ended) {
-      store_.read_extent(extent_chunk(job->index), i, job->gradients[i], std::move(ended));
+      requests_.read_extent(extent_chunk(job->index), i, job->gradients[i], std::move(ended));
     });
   }
 }
@@ -359,12 +400,12 @@ void StateStream::store(const JobPtr& job, HopDone done) {
                                                std::move(done));
   for (const std::size_t part : job->travelling) {
     begin(all, job, [&](ChunkStore::Done ended) {
-      store_.write(state_chunk(job->index, part), job->parts[part], std::move(ended));
+      requests_.write(state_chunk(job->index, part), job->parts[part], std::move(ended));
     });
   }
   if (spilled == 0) return;
   begin(all, job, [&](ChunkStore::Done ended) {
-    store_.write_extent(extent_chunk(job->index), 0, job->gradients.front(), std::move(ended));
+    requests_.write_extent(extent_chunk(job->index), 0, job->gradients.front(), std::move(ended));
   });
 }
 

@@ -15,7 +15,8 @@
 // `in_place`: the store is in host memory and has one slot. Its chunks lie side by side, without
 // gaps. The host lane works on that memory; nothing is fetched or stored, and an update cannot be
 // taken back. The ring then holds only gradients on their way off the device, gradients that `fill`
-// writes, and copies of weights on their way back.
+// writes, and copies of weights on their way back. Chunks for which there is no room there are in a
+// second store, on drives, which has one slot too and is never committed.
 //
 // Otherwise a store has these streams:
 //
@@ -87,16 +88,13 @@ class StateStream {
   struct Types {
     DType gradient = DType::kBF16;   // f32, f16 or bf16.
     std::span<const DType> weights;  // One per tensor: type of `emit`.
-    bool in_place = false;
+    InPlace in_place = {};
     bool feeds = false;    // Updates may get their gradient from `fill`.
     bool on_card = false;  // The weights go to a CUDA device.
     StateCodec codec = StateCodec::kFp32;
     std::uint64_t seed = 0;                     // Of the noise that rounds states,
     std::span<const std::uint64_t> names = {};  // with one key per tensor; kFp32 has none.
     std::span<const Streamed> streamed = {};    // One per tensor; empty: none is.
-
-    // Only the ring is page-locked, so that a copy to a card runs beside other work.
-    bool copies_masters() const noexcept { return in_place && on_card; }
   };
   using PieceState = StateForm::PieceState;
   using Visit = std::function<void(const ChunkPiece&, const PieceState&)>;
@@ -110,13 +108,20 @@ class StateStream {
   };
 
   // Returns the regions of a store for a plan: state, with `slots`, extents of `micro_batches`, and
-  // weights, with `slots`, if any are stored.
-  // One slot: for a store in host memory that is changed in place; each region is one chunk.
+  // weights, with `slots`, if any are stored. In place there is one slot, and each region is one
+  // chunk.
   static std::vector<RegionSpec> regions(const ChunkPlan& plan, const Types& types,
                                          std::uint32_t slots, std::uint32_t micro_batches);
+  // Returns the regions of the second store, beside one that changes in place; none if host memory
+  // has room for all chunks.
+  static std::vector<RegionSpec> overflow_regions(const ChunkPlan& plan, const Types& types,
+                                                  std::uint32_t micro_batches);
+  static StatePlaces places_of(const ChunkPlan& plan, const Types& types);
   static constexpr std::uint32_t kStateRegion = 0, kGradientRegion = 1, kWeightRegion = 2;
 
-  StateStream(ChunkStore& store, PinnedPool& ring, const ChunkPlan& plan, Lanes lanes, Types types);
+  // `overflow`: has the chunks that are not in place, if `store` changes in place; else null.
+  StateStream(ChunkStore& store, ChunkStore* overflow, PinnedPool& ring, const ChunkPlan& plan,
+              Lanes lanes, Types types);
 
   // OutOfMemory, with both byte counts: the ring cannot hold a chunk with `extents` extents.
   void check_ring(int chunk, int extents) const;
@@ -165,6 +170,7 @@ class StateStream {
   std::span<std::byte> extent_memory(int chunk, int slot);
   ChunkId state_chunk(int chunk, std::size_t part) const;
   ChunkId extent_chunk(int chunk) const { return {kGradientRegion, places_.of(chunk).trained}; }
+  bool overflows() const noexcept { return &requests_ != &store_; }
   Version version_of(ChunkId id, Version version) const;
   void take_room(ChunkJob& job);
   void fetch(const JobPtr& job, HopDone done);
@@ -172,7 +178,8 @@ class StateStream {
   void store_now(const JobPtr& job);
   JobPtr loaded(int chunk, Version version);
 
-  ChunkStore& store_;
+  ChunkStore& store_;     // Has the chunks in place,
+  ChunkStore& requests_;  // and the one that has the others.
   PinnedPool& ring_;
   const ChunkPlan& plan_;
   Lanes lanes_;

@@ -134,6 +134,46 @@ def test_streamed_weights_train_the_same_bits_in_less_of_the_device(
     assert len(loss_lines(tmp_path / "disk")) > len(losses["disk"])
 
 
+def test_states_that_do_not_fit_into_memory_are_on_disk_and_a_killed_run_continues_from_its_save(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(
+        tiny_model, train=TRAIN, engine={**ENGINE, "weights": "streamed"}, store={"chunk": "16KiB"}
+    )
+    done = sluiceway("plan", config, "--json")
+    assert done.code == 0, done.err
+    host = json.loads(done.out)["peak_bytes"]["host"]
+    done = sluiceway("train", config, "--out", tmp_path / "host")
+    assert done.code == 0, done.err
+    states = (tmp_path / "host" / "checkpoint" / "optimizer.pt").stat().st_size
+    settings = ["--set", "engine.tier=auto", "--set", f"budget.host={host - states // 2}"]
+    done = sluiceway("plan", config, "--json", *settings)
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    assert re.search("[3-7][0-9]% on disk, the rest in host memory", plan["why"])
+
+    auto = tmp_path / "auto"
+    done = sluiceway("train", config, "--out", auto, *settings, "--set", "train.steps=4",
+                     "--set", "train.schedule=constant")  # fmt: skip
+    assert done.code == 0, done.err
+    assert not list((auto / "store").iterdir())
+    assert (auto / "checkpoint" / "optimizer.pt").stat().st_size == pytest.approx(states, rel=0.1)
+    lines = [json.loads(x) for x in (auto / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "bytes" in line]
+    for key, count in plan["bytes_per_step"].items():
+        moved = sum(line["bytes"][key] for line in lines)
+        assert (len(lines) - 1) * 0.8 * count <= moved <= (len(lines) + 1) * 1.2 * count, key
+    assert lines[-1]["peak_bytes"]["host"] <= host - states // 2
+    assert lines[-1]["peak_bytes"]["disk"] == pytest.approx(plan["peak_bytes"]["disk"], rel=0.02)
+    done = sluiceway("resume", auto, "--set", "train.steps=6")
+    assert done.code == 0, done.err
+    done = sluiceway("train", config, "--out", tmp_path / "whole",
+                     "--set", "train.schedule=constant")  # fmt: skip
+    assert done.code == 0, done.err
+    assert weights_hash(auto) == weights_hash(tmp_path / "whole")
+    assert loss_lines(auto)[-2:] == loss_lines(tmp_path / "whole")[-2:]
+
+
 def test_micro_batches_pass_through_each_block_together(
     sluiceway, tiny_model, write_config, tmp_path
 ):

@@ -29,12 +29,14 @@ _DRAWN = [name for name in _CODECS[1:] if name not in LEARNED]  # Their projecto
 class _StateOptions(Options):
     """Options for the place of AdamW's states, and for the gradients on their way there."""
 
-    tier: Literal["host", "disk"] = option(
+    tier: Literal["host", "disk", "auto"] = option(
         "host",
         "Place of moments and masters: host memory, or disk, with which host memory does not "
         "grow with the model. Host memory holds 12 bytes a parameter (fewer with another "
         "`state_codec`, twice as many with policy speculative), and the gradient of each backward "
-        "of a step.",
+        "of a step. auto is host memory up to `budget.host`, by default half of the machine's, "
+        "and puts the rest into files at `path`. They have no name and end with the process, so a "
+        "run continues from its last save, as with tier host.",
     )
     policy: Literal["auto", "spill", "speculative"] = option(
         "auto",
@@ -74,6 +76,16 @@ class _StateOptions(Options):
         "mean is exact. hilo is not available yet.",
         to=["engine"],
     )
+
+    @field_validator("policy")
+    @classmethod
+    def _has_room_beside(cls, policy: str, field: ValidationInfo) -> str:
+        if policy == "speculative" and field.data.get("tier") == "auto":
+            raise ValueError(
+                "is speculative, which keeps the result beside the last step, but tier is auto, "
+                "which changes states in place; take policy spill, or tier host or disk"
+            )
+        return policy
 
     @field_validator("resident")
     @classmethod
@@ -201,4 +213,4 @@ class OffloadSection(OffloadOptions, TieredSection):
     @property
     def commits(self) -> bool:
         """True with tier disk, where every step is durable."""
-        return self._is_on_disk
+        return self.tier == "disk"

@@ -218,7 +218,7 @@ class ZoSection(ZoOptions, TieredSection):
     @property
     def commits(self) -> bool:
         """True with tier disk: each new base is a commit."""
-        return self._is_on_disk
+        return self._has_drives
 
     @property
     def awaits_plan(self) -> bool:

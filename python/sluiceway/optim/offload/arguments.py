@@ -156,6 +156,7 @@ def open_engine(
         "device_cpu": pin[0],
         "lane_cpu": pin[1],
         "lane_threads": lane_threads(options.lane_threads, compute, options.pin is not None),
+        "overflow": options.tier == "auto",
     }
     specs = tensor_specs(weights)
     with drives_for(owner, options.tier, options.paths, options.io) as drives:
@@ -173,6 +174,7 @@ def open_engine(
                 raise
             choice = no_room_for_cores()
             engine = made(choice.spill)
-    for line in drive_warnings({"drives": engine.drives}) if drives else []:
+    drives = [drive for drive in engine.drives if drive["backend"] != "memory"]
+    for line in drive_warnings({"drives": drives}) if drives else []:
         warnings.warn(f"{owner}: {line}", RuntimeWarning, stacklevel=2)
     return engine, choice

@@ -36,6 +36,7 @@ from sluiceway.optim.offload.edited_weights import EditedWeights
 from sluiceway.optim.offload.held_engine import HeldEngine
 from sluiceway.optim.offload.open_streamed import ids_in_files
 from sluiceway.optim.offload.state import (
+    StatesToWrite,
     check_states,
     codec_entry,
     note_run,
@@ -72,7 +73,9 @@ class OffloadAdamW(EngineOptimizer):
     tier="host" and policy="spill", AdamW changes the states in place. Host memory then holds 12
     bytes a parameter (5 to 8 with another `state_codec`), and one gradient, of the type
     `gradients`, for each backward of a step. With policy="speculative" it holds the states twice,
-    these gradients, and new weights.
+    these gradients, and new weights. tier="auto" is tier="host" for as much as `budget.host` holds,
+    by default half of the machine's memory; the rest is in files at `path` that have no name and
+    end with the process.
 
     With tier="disk", a step is durable when the first gradient of the next step has come, or when
     `commit()` or `close()` has returned. After a crash at any moment the store holds the last
@@ -82,11 +85,11 @@ class OffloadAdamW(EngineOptimizer):
 
     A `state_dict()` with tier="disk" is a few bytes that name a step of the store. The store keeps
     that step until the next `state_dict()`, in a third slot for every chunk. A `state_dict()` with
-    tier="host" has all tensors. A state that has the tensors, also that of torch.optim.AdamW, loads
-    into either tier. torch.optim.AdamW in turn loads a state of tier="host"; a state of tier="disk"
-    has no moments, so torch.optim.AdamW begins without. You may change a weight after `step()`, one
-    element or all, in any way, and training goes on from its new value. A change between backward
-    and `step()` raises InvalidArgument.
+    tier="host" or "auto" has all tensors. A state that has the tensors, also that of
+    torch.optim.AdamW, loads into any tier. torch.optim.AdamW in turn loads a state that has the
+    tensors; a state of tier="disk" has no moments, so torch.optim.AdamW begins without. You may
+    change a weight after `step()`, one element or all, in any way, and training goes on from its
+    new value. A change between backward and `step()` raises InvalidArgument.
 
     docs/contract.md lists on one page how this differs from torch's own optimizers. `.grad` of a
     compressed weight has the norm of the gradient and not its values. The runtime applies updates
@@ -176,6 +179,8 @@ class OffloadAdamW(EngineOptimizer):
         self._edited = EditedWeights(self._owner, engine, self.weights)
         self._blocks = None
         self._backwards = 0  # Number of backwards in the step being gathered.
+        self._to_write: StatesToWrite | None = None  # During `state_to_write()`.
+        self._no_disk = all(drive["backend"] == "memory" for drive in made.drives)
         self._speculates = resolve_policy(self.options) == "speculative"
         self._shared_factor = 1.0  # The user's factor on all gradients of the last step.
         self._norm_known = True
@@ -302,7 +307,7 @@ class OffloadAdamW(EngineOptimizer):
         """Store bytes, such as a data position, in the commit of the last step.
 
         These bytes become durable with the step; the commit of the next step is without them. With
-        tier="host", `commit()` stores them, and they end with the optimizer.
+        another tier, `commit()` stores them, and they end with the optimizer.
 
         Raises
         ------
@@ -428,7 +433,7 @@ class OffloadAdamW(EngineOptimizer):
                  "fallen_back_steps")  # fmt: skip
         return {
             **common,
-            "bytes": {**common["bytes"], **(_NO_DISK if self.options.tier == "host" else {})},
+            "bytes": {**common["bytes"], **(_NO_DISK if self._no_disk else {})},
             "grad_norm": None if math.isnan(norm) and not common["skipped"] else norm,
             "peak_bytes": {**common["peak_bytes"], "disk": raw["peak_bytes"]["disk"]},
             "offload": {name: raw[name] for name in names},
@@ -494,10 +499,17 @@ class OffloadAdamW(EngineOptimizer):
             )
         save_streamed(model, to, self._blocks.between.value_of)
 
-    def unpinned_state(self) -> dict[str, Any]:
-        """Return `state_dict()` of a commit that lasts only until the next step unless pinned."""
+    def state_to_write(self) -> tuple[dict[str, Any], StatesToWrite]:
+        """Return `state_dict()` with tensors that have their values only while they are written.
+
+        With tier="disk" it names a commit that lasts only until the next step unless pinned.
+        """
         self.commit()
-        return super().state_dict()
+        self._to_write = StatesToWrite(self)
+        try:
+            return super().state_dict(), self._to_write
+        finally:
+            self._to_write = None
 
     def pin(self) -> None:
         """Keep the last commit until the next `pin()` or `state_dict()`.
@@ -532,7 +544,7 @@ class OffloadAdamW(EngineOptimizer):
         return with_frame(self, state_dict)
 
     def _keeps_entries(self) -> bool:
-        return self.options.tier == "host"
+        return self.options.tier != "disk"
 
     def has_states(self) -> bool:
         """Return whether the store has states of this run, for `opt.state` to show."""
@@ -548,11 +560,13 @@ class OffloadAdamW(EngineOptimizer):
         self.engine.load_tensor_state(weight, **state)
 
     def _weight_states(self) -> dict[int, dict[str, Any]]:
-        return {} if self.options.tier == "disk" else tensors_of(self)
+        if self.options.tier == "disk":
+            return {}
+        return tensors_of(self) if self._to_write is None else self._to_write.states()
 
     def _own_state(self) -> dict[str, Any]:
         own = {"tier": self.options.tier, **codec_entry(self)}
-        if self.options.tier == "host":
+        if self.options.tier != "disk":
             return own
         generation, _ = self.engine.generations[0]
         return {**own, "store": {"id": self.engine.store_id, "generation": generation}}

@@ -70,7 +70,8 @@ def choose_spill(
     if options.spill != "auto":
         return SpillChoice(options.spill)
     host = rates.host_gbps or _HOST_GBPS
-    disk = (rates.disk_gbps or _DISK_GBPS) if options.tier == "disk" else host
+    on_disk = options.tier != "host"  # For tier auto, the part that does not fit decides.
+    disk = (rates.disk_gbps or _DISK_GBPS) if on_disk else host
     rate = min(_LINK_GBPS, link.d2h_gbps) if link else _LINK_GBPS
     share = 1.0 if options.d else options.ratio  # An upper bound, as shapes are not known here.
     out = share**2 * DTYPES[options.wire].itemsize / rate
@@ -83,7 +84,7 @@ def choose_spill(
     gradient = max(g / disk, decompress, out) + max((states + g) / disk, adam)
     core = max(decompress, out) + max(states / disk, adam + decompress, out)
     spill = "core" if core < gradient else "gradient"
-    where = f"{disk:.3g} GB/s of disk, " if options.tier == "disk" else ""
+    where = f"{disk:.3g} GB/s of disk, " if on_disk else ""
     return SpillChoice(
         spill,
         f"{spill}, as a weight takes {gradient:.3g} ns a step if its gradient waits, "

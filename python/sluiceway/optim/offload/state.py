@@ -1,16 +1,19 @@
 """Saves and restores states of OffloadAdamW, and resumes a run from its store.
 
     tier disk   {id, generation} of the store, which keeps that commit until the next state is taken
-    both        with a codec: arguments, all of its settings that the run depends on
-    tier host   step, exp_avg and exp_avg_sq of each parameter; for 16-bit ones the f32 master too
+    any tier    with a codec: arguments, all of its settings that the run depends on
+    another     step, exp_avg and exp_avg_sq of each parameter; for 16-bit ones the f32 master too
 
-Optimizers of both tiers load a state with tensors. One of tier disk also loads a state that names
+Optimizers of all tiers load a state with tensors. One of tier disk also loads a state that names
 its own store.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +47,51 @@ def tensors_of(optimizer: OffloadAdamW) -> dict[int, dict[str, Any]]:
             del state["master"]  # The parameter is its own master.
         states[number] = state
     return states
+
+
+class StatesToWrite:
+    """States whose tensors have their values only while they are written to a file.
+
+    So host memory has the tensors of one parameter at a time.
+    """
+
+    def __init__(self, optimizer: OffloadAdamW) -> None:
+        self._optimizer = optimizer
+        self._made: dict[int, tuple[int, str, mmap.mmap]] = {}  # By the address of a tensor.
+        self._read: tuple[int, dict[str, Any]] = (-1, {})  # The parameter that was read last.
+
+    def states(self) -> dict[int, dict[str, Any]]:
+        """Return what `tensors_of` returns, with tensors that take no memory yet."""
+        states = {}
+        for number, index in self._optimizer.numbered_weights().items():
+            parameter = self._optimizer.weights[index].parameter
+            keys = _MOMENTS if parameter.dtype == torch.float32 else (*_MOMENTS, "master")
+            states[number] = {
+                "step": self._optimizer.engine.tensor_steps(index),
+                **{key: self._make(index, key, parameter.shape) for key in keys},
+            }
+        return states
+
+    def _make(self, index: int, key: str, shape: torch.Size) -> torch.Tensor:
+        room = mmap.mmap(-1, 4 * shape.numel(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        tensor = torch.frombuffer(room, dtype=torch.float32).view(shape)
+        self._made[tensor.data_ptr()] = index, key, room
+        return tensor
+
+    @contextmanager
+    def __call__(self, storage: torch.UntypedStorage) -> Iterator[None]:
+        """Give a tensor its values in the block; storages of others are left alone."""
+        made = self._made.get(storage.data_ptr())
+        if made is None:
+            yield
+            return
+        index, key, room = made
+        if self._read[0] != index:
+            self._read = index, self._optimizer.engine.tensor_state(index)
+        tensor = torch.tensor([], dtype=torch.float32).set_(storage)
+        tensor.copy_(self._read[1].pop(key).view(-1))
+        yield
+        room.madvise(mmap.MADV_DONTNEED)  # Gives its pages back.
 
 
 def codec_entry(optimizer: OffloadAdamW) -> dict[str, Any]:

@@ -327,7 +327,7 @@ def test_what_cannot_be_trained_is_refused_by_its_name():
         ({"state_codec": "int8"}, sw.InvalidArgument, "state_codec is .int8., expected fp32"),
         ({"codec": "zip"}, sw.InvalidArgument, "codec is 'zip', expected identity"),
         ({"chunk": 5000}, sw.InvalidArgument, "chunk is 5000 bytes, expected a multiple of 8192"),
-        ({"tier": "tape"}, sw.InvalidArgument, "tier is 'tape', expected host or disk"),
+        ({"tier": "tape"}, sw.InvalidArgument, "tier is 'tape', expected host, disk or auto"),
         ({"tear": "host"}, TypeError, "did you mean 'tier'"),
         ({"path": "x"}, sw.InvalidArgument, "tier is 'host', which keeps nothing on disk"),
         ({"tier": "disk"}, sw.InvalidArgument, "there is no path"),

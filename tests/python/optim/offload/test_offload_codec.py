@@ -239,7 +239,7 @@ def test_bytes_are_those_that_were_planned():
         cores = core_options(opt.options, 0)
         specs = [_core.TensorSpec(w.name, w.parameter, not w.identity) for w in opt.weights]
         found = _core.offload_footprint(
-            specs, "fp32", 4096, 1, 1, None, cores, "spill", False, "fp32", 0
+            specs, "fp32", 4096, 1, 1, None, None, cores, "spill", False, "fp32", 0
         )
         run(model, opt, 2)
         assert found["core_weights"] == 2

@@ -163,6 +163,16 @@ std::vector<RunCase> cases() {
        .gradient = kF16,
        .redraw = 6,
        .streamed = true},
+      {.name = "overflow", .micro_batches = 2, .max_norm = 0.5, .overflows = true},
+      {.name = "overflow_streamed_eight_bits",
+       .overflows = true,
+       .states = StateCodec::k8Bit,
+       .streamed = true},
+      {.name = "overflow_as_core",
+       .codec = "block_random",
+       .spill = kCore,
+       .overflows = true,
+       .link = {0.05, 20}},
       {.name = "identity_on_streams", .f32_gradients = true, .micro_batches = 2, .side_streams = 2},
       {.name = "block_random_on_streams",
        .codec = "block_random",
@@ -193,9 +203,16 @@ TEST(CudaEngineTest, ItTakesWhatIsPlannedForACard) {
     };
     EXPECT_EQ(of(after, Tier::kPinned), there.pinned_bytes) << run.name;
     EXPECT_EQ(of(before, Tier::kPinned), here.pinned_bytes) << run.name;
-    EXPECT_EQ(of(after, Tier::kHost) - of(before, Tier::kHost),
-              there.cores.host_bytes - here.cores.host_bytes)
-        << run.name;
+    if (!run.overflows) {
+      EXPECT_EQ(of(after, Tier::kHost) - of(before, Tier::kHost),
+                there.cores.host_bytes - here.cores.host_bytes)
+          << run.name;
+    }
+    EXPECT_EQ(of(after, Tier::kDisk) > 0, run.on_disk || run.overflows) << run.name;
+    if (run.overflows) {
+      EXPECT_EQ(of(after, Tier::kDisk), there.overflow_bytes) << run.name;
+      EXPECT_EQ(of(before, Tier::kDisk), here.overflow_bytes) << run.name;
+    }
     EXPECT_EQ(of(after, Tier::kDevice), there.cores.device_bytes + there.exit_bytes) << run.name;
     EXPECT_EQ(of(before, Tier::kDevice), here.cores.device_bytes) << run.name;
   }

@@ -44,6 +44,7 @@ struct RunCase {
   double max_norm = 0;
   Order order = Order::kEdf;
   bool on_disk = false;
+  bool overflows = false;  // Half of the states find no room in host memory.
   LinkCopy::Config link = {};
   int side_streams = 0;  // Gradients come in turn on this many streams and that of the model.
 
@@ -72,7 +73,11 @@ class DeviceRun {
         streams_(model_.compute(), run.side_streams),
         scans_(model_.zeros(streams_.size() * sizeof(ScanResult))),
         nothing_(model_.place(std::vector<std::byte>(4 * kMostElems, std::byte{0xFF}))) {
-    if (run.on_disk) drive_.emplace();
+    if (run.on_disk || run.overflows) drive_.emplace();
+    if (run.overflows) {
+      const OffloadFootprint all = footprint();
+      host_limit_ = all.store_bytes + all.table_bytes + all.cores.host_bytes - all.state_bytes / 2;
+    }
     engine_ = make_engine();
     engine_->begin(model_.weights(), compute());
     stream();
@@ -152,6 +157,7 @@ class DeviceRun {
     request.chunk_elems = ChunkPlan::kStoredAlignment;
     request.micro_batches = case_.micro_batches;
     request.slots = state_slots(case_.policy, !case_.on_disk);
+    request.in_place_limit = host_limit_;
     request.cores = cores();
     request.policy = case_.policy;
     request.park_room = case_.park_bytes;
@@ -245,7 +251,12 @@ class DeviceRun {
     options.lanes.d2h = options.lanes.h2d = case_.link;
     options.gate.max_norm = case_.max_norm;
     options.gate.promised_backwards = case_.micro_batches;
-    if (drive_) options.store.drives = {drive_->str()};
+    options.lanes.limits[static_cast<std::size_t>(Tier::kHost)] = host_limit_;
+    if (drive_) {
+      StoreOptions& store = case_.overflows ? options.overflow : options.store;
+      store.drives = {drive_->str()};
+      store.nameless = case_.overflows;
+    }
     options.gradient = case_.gradient;
     options.state_codec = case_.states;
     options.cores = cores();
@@ -258,7 +269,7 @@ class DeviceRun {
 
   // Continues in another engine: with the same store, or with all states copied to it.
   void reload() {
-    if (drive_) {
+    if (case_.on_disk) {
       engine_->close();
       engine_.reset();
       engine_ = make_engine();
@@ -333,6 +344,7 @@ class DeviceRun {
   std::vector<Buffer> lent_;
   std::vector<const void*> held_;  // Weights of the block that was fetched last.
   std::optional<ScratchPath> drive_;
+  std::uint64_t host_limit_ = Budget::kUnlimited;
   std::unique_ptr<OffloadEngine> engine_;
   std::vector<StepOutcome> outcomes_;
 };

@@ -95,14 +95,16 @@ class Streamed {
 
  public:
   Streamed(const std::vector<std::int64_t>& elems, std::unique_ptr<ChunkStore> opened, int batches,
-           std::size_t chunks_in_ring, bool in_place = false, bool on_card = false)
+           std::size_t chunks_in_ring, const InPlace& in_place = {}, bool on_card = false,
+           std::unique_ptr<ChunkStore> overflow = nullptr)
       : weights_(elems.size(), dtype_of<W>),
         plan(elems, kElems),
         types{dtype_of<G>, weights_, in_place, false, on_card},
         store(std::move(opened)),
+        beside(std::move(overflow)),
         ring(budget, DeviceId::host(),
              {.slab_bytes = chunks_in_ring * StateStream::ring_bytes(plan, types, batches)}),
-        stream(*store, ring, plan, {}, types),
+        stream(*store, beside.get(), ring, plan, {}, types),
         batches_(batches) {
     for (const std::int64_t n : elems) weight.emplace_back(n);
     Executor::Config config;
@@ -124,14 +126,21 @@ class Streamed {
     } catch (const Error&) {
     }
     executor.reset();
+    beside.reset();
     store.reset();
   }
 
   static std::vector<RegionSpec> regions(const std::vector<std::int64_t>& elems, int batches,
-                                         std::uint32_t slots = 2) {
+                                         const InPlace& in_place = {}) {
     const std::vector<DType> weights(elems.size(), dtype_of<W>);
-    return StateStream::regions(ChunkPlan(elems, kElems), {dtype_of<G>, weights}, slots,
+    return StateStream::regions(ChunkPlan(elems, kElems), {dtype_of<G>, weights, in_place}, 2,
                                 static_cast<std::uint32_t>(batches));
+  }
+  static std::vector<RegionSpec> overflow_regions(const std::vector<std::int64_t>& elems,
+                                                  const InPlace& in_place) {
+    const std::vector<DType> weights(elems.size(), dtype_of<W>);
+    return StateStream::overflow_regions(ChunkPlan(elems, kElems), {dtype_of<G>, weights, in_place},
+                                         static_cast<std::uint32_t>(in_place.extents));
   }
 
   void initial(const Reference<G, W>& from) {
@@ -183,7 +192,7 @@ class Streamed {
   Budget budget = Budget::unlimited();
   ChunkPlan plan;
   StateStream::Types types;
-  std::unique_ptr<ChunkStore> store;
+  std::unique_ptr<ChunkStore> store, beside;
   PinnedPool ring;
   StateStream stream;
   std::vector<std::vector<W>> weight;
@@ -313,13 +322,23 @@ std::unique_ptr<ChunkStore> store_in_memory(Budget& budget, std::vector<RegionSp
   return ChunkStore::create(budget, std::move(drives), layout);
 }
 
+// `share`: of the bytes for which there is room in place.
 template <typename G, typename W>
-void expect_same_bits_in_place(int batches, bool on_card) {
+void expect_same_bits_in_place(int batches, bool on_card, double share) {
   using Run = Streamed<G, W>;
   Budget budget = Budget::unlimited();
   Reference<G, W> reference(kTensors);
-  Run run(kTensors, store_in_memory(budget, Run::regions(kTensors, batches, 1)), batches, 1, true,
-          on_card);
+  InPlace in_place{InPlace::kAll, batches};
+  std::uint64_t bytes = 0;
+  for (const RegionSpec& region : Run::regions(kTensors, batches, in_place)) {
+    bytes += region.chunk_bytes * region.slots;
+  }
+  in_place.bytes = 1 + static_cast<std::uint64_t>(share * static_cast<double>(bytes));
+  auto store = store_in_memory(budget, Run::regions(kTensors, batches, in_place));
+  const std::vector<RegionSpec> others = Run::overflow_regions(kTensors, in_place);
+  EXPECT_EQ(others.empty(), share >= 1);
+  Run run(kTensors, std::move(store), batches, 1, in_place, on_card,
+          others.empty() ? nullptr : store_in_memory(budget, others));
   run.initial(reference);
   for (std::int64_t step = 1; step <= 4; ++step) {
     run.spill(reference, step);
@@ -351,10 +370,13 @@ void expect_same_bits_in_place(int batches, bool on_card) {
 TEST(StateStreamInPlaceTest, BitsAreThoseOfAdamWInMemory) {
   for (const int batches : {1, 3}) {
     for (const bool on_card : {false, true}) {
-      SCOPED_TRACE(testing::Message() << batches << " extents, on a card: " << on_card);
-      expect_same_bits_in_place<bf16, bf16>(batches, on_card);
-      expect_same_bits_in_place<float, float>(batches, on_card);
-      expect_same_bits_in_place<bf16, float>(batches, on_card);
+      for (const double share : {0.0, 0.3, 0.7, 1.0}) {
+        SCOPED_TRACE(testing::Message() << batches << " extents, on a card: " << on_card << ", "
+                                        << share << " of the bytes in place");
+        expect_same_bits_in_place<bf16, bf16>(batches, on_card, share);
+        expect_same_bits_in_place<float, float>(batches, on_card, share);
+        expect_same_bits_in_place<bf16, float>(batches, on_card, share);
+      }
     }
   }
 }
@@ -363,22 +385,26 @@ TEST(StateStreamInPlaceTest, TheRingHoldsCopiesOfWeightsAndGradientsAlone) {
   const ChunkPlan plan(kTensors, kElems);
   const auto most = static_cast<std::size_t>(kElems);
   const std::vector<DType> half(kTensors.size(), DType::kBF16), whole(kTensors.size(), DType::kF32);
+  const InPlace all{InPlace::kAll, 3};
   const auto ring = [&](const StateStream::Types& types) {
     return StateStream::ring_bytes(plan, types, 3);
   };
   EXPECT_EQ(ring({DType::kBF16, half}), (12 + 3 * 2 + 2) * most);
-  EXPECT_EQ(ring({DType::kBF16, half, true}), 2 * most);
-  EXPECT_EQ(ring({DType::kBF16, half, true, true}), (2 + 2) * most);
-  EXPECT_EQ(ring({DType::kF32, whole, true}), 4 * most);
-  EXPECT_EQ(ring({DType::kBF16, whole, true}), 2 * most);
-  EXPECT_EQ(ring({DType::kBF16, whole, true, false, true}), 4 * most);
-  EXPECT_EQ(ring({DType::kF32, whole, true, true, true}), (4 + 4) * most);
+  EXPECT_EQ(ring({DType::kBF16, half, all}), 2 * most);
+  EXPECT_EQ(ring({DType::kBF16, half, all, true}), (2 + 2) * most);
+  EXPECT_EQ(ring({DType::kF32, whole, all}), 4 * most);
+  EXPECT_EQ(ring({DType::kBF16, whole, all}), 2 * most);
+  EXPECT_EQ(ring({DType::kBF16, whole, all, false, true}), 4 * most);
+  EXPECT_EQ(ring({DType::kF32, whole, all, true, true}), (4 + 4) * most);
 }
 
 TEST(StateStreamInPlaceTest, AStoreOnADriveIsRefused) {
   Disk disk(Streamed<bf16, bf16>::regions(kTensors, 1));
-  EXPECT_THAT([&] { (Streamed<bf16, bf16>(kTensors, disk.create(false), 1, 3, true)); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("store in host memory")));
+  EXPECT_THAT(
+      [&] {
+        (Streamed<bf16, bf16>(kTensors, disk.create(false), 1, 3, InPlace{InPlace::kAll, 1}));
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("store in host memory")));
 }
 
 // ---- Errors ----
@@ -413,7 +439,7 @@ TEST(StateStreamErrorTest, ARingBelowOneChunkIsRefusedWithBothSizes) {
   const std::vector<DType> weights(kTensors.size(), DType::kBF16);
   EXPECT_THAT(
       [&] {
-        StateStream stream(*store, ring, plan, {}, {DType::kBF16, weights});
+        StateStream stream(*store, nullptr, ring, plan, {}, {DType::kBF16, weights});
       },
       ThrowsMessage<InvalidArgument>(HasSubstr("the ring has 4096 bytes")));
 }
