@@ -17,6 +17,10 @@ COMPARED = ("step", "loss", "eval_loss", "lr", "grad_norm", "clipped_norm", "sca
             "skipped", "tokens")  # fmt: skip
 
 
+# Values of an optimizer's state that differ between equal runs: a new store draws its name.
+DRAWN = ("/sluiceway/store/id",)
+
+
 @dataclass(frozen=True)
 class Left:
     """Files of a run that has ended; `error` says why they are missing."""
@@ -123,6 +127,8 @@ def compare_state(old: Path, new: Path) -> tuple[str | None, str]:
     if not old.exists() or not new.exists():
         return None, "not compared: no optimizer.pt on both sides"
     before, after = (dict(leaves(torch.load(path, weights_only=True))) for path in (old, new))
+    for drawn in DRAWN:
+        before.pop(drawn, None)
     alone = [len(before.keys() - after.keys()), len(after.keys() - before.keys())]
     text = f"{len(before.keys() & after.keys())} values"
     if any(alone):
