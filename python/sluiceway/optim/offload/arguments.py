@@ -94,8 +94,8 @@ def resolve_policy(options: OffloadOptions) -> str:
 
 
 def _check_gradients(owner: str, weights: list[CompressedWeight], gradients: str) -> None:
-    """Refuse 16-bit weights of a type other than `gradients`, which is one type for all."""
-    dtypes = {w.name: w.parameter.dtype for w in weights}
+    """Refuse trained 16-bit weights of a type other than `gradients`, one type for all."""
+    dtypes = {w.name: w.parameter.dtype for w in weights if w.parameter.requires_grad}
     narrow = {name: _NAMES[dtype] for name, dtype in dtypes.items() if dtype.itemsize == 2}
     if len(set(narrow.values())) > 1:
         raise InvalidArgument(
