@@ -10,7 +10,8 @@ runs in a memory cgroup that has room for the planned bytes of the device and 3 
 host device the device's bytes are the process's too. Rows name what the engine counts on each tier,
 what the plan says, and the largest anonymous memory of the process, which does not include pages
 of the model's files: the kernel drops these as it likes. The link is paced, slower than the blocks
-compute, so that as many gradients wait on the device as the plan allows for.
+compute, so that as many gradients wait on the device as the plan allows for. A case with `lora` in
+place of a state codec trains PEFT's adapters of rank 16 on all linear layers of the blocks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from sluiceway.base.sizes import format_bytes
+from torch import nn
 
 from experiments.harness import REPOSITORY, append_row, provenance, read_rows
 from experiments.laptop.run import write_model
@@ -37,7 +40,9 @@ RESULTS = Path(__file__).with_name("memory.jsonl")
 SHAPES = {"1.3b": "llama_1_3b", "7b": "llama_7b", "70b": "llama_70b", "98b": "llama_98b"}
 CASES = (
     "7b:2:fp32", "7b:4:fp32", "7b:8:fp32", "70b:1:8bit", "70b:2:8bit", "98b:1:8bit", "98b:2:8bit",
+    "70b:1:lora", "70b:2:lora",
 )  # fmt: skip
+RANK = 16
 TOKENS, STEPS = 256, 3
 LINK_GBPS = 0.5  # Slower than these blocks compute here, so that gradients wait as on a card.
 BESIDE = 3 << 30  # Bytes that a process may take beside those of the device.
@@ -67,7 +72,7 @@ def config_of(model: Path, store: Path, codec: str) -> Path:
                 "train": {"steps": STEPS, "micro_batch": 1, "accumulate": 1, "lr": 1e-5},
                 "engine": {
                     "kind": "offload", "tier": "disk", "weights": "streamed", "gradients": "bf16",
-                    "state_codec": codec,
+                    "state_codec": "fp32" if codec == "lora" else codec,
                 },
                 "store": {"path": str(store)},
                 "device": {
@@ -78,6 +83,33 @@ def config_of(model: Path, store: Path, codec: str) -> Path:
         )
     )  # fmt: skip
     return path
+
+
+def with_adapters(net: nn.Module) -> nn.Module:
+    """Freeze a model, and put adapters that are trained beside its linear layers."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(net, lora)
+
+
+def planned_adapters(config: Path) -> dict[str, Any]:
+    """Return what the plan of a config says for a model with adapters."""
+    from sluiceway.config.file import load_config
+    from sluiceway.run.planning import Prediction
+
+    class WithAdapters(Prediction):
+        def _build(self, layers: int | None = None) -> nn.Module:
+            # torch cannot convert the modules of a model that it rehearses.
+            with mock.patch.object(nn.Module, "to", lambda module, *_, **__: module):
+                return with_adapters(super()._build(layers))
+
+    found = WithAdapters(load_config(config))
+    return {
+        "peak_bytes": found.plan.tiers(found.rehearsal),
+        "bytes_per_step": found.plan.links(),
+        "seconds_per_step": found.plan.seconds(found.rehearsal, found.speeds),
+    }
 
 
 def planned(config: Path) -> dict[str, Any]:
@@ -122,12 +154,15 @@ def train(model: Path, store: Path, codec: str) -> dict[str, Any]:
     _core.count_host_allocations()
     began = time.monotonic()
     net = sw.open_streamed(model).train()
+    if codec == "lora":
+        net, codec = with_adapters(net), "fp32"
     opened = time.monotonic()
     options = {"tier": "disk", "path": store, "state_codec": codec, "weights": "streamed"}
     options["link"] = sw.Link(d2h_gbps=LINK_GBPS, h2d_gbps=LINK_GBPS)
     losses, steps = [], []
     with sw.OffloadAdamW(net, lr=1e-5, **options) as opt:
         made = time.monotonic()
+        _core.reset_host_peak()  # A weight on its way to the store was memory of the host's part.
         for step in range(STEPS):
             ids = torch.randint(
                 0, 256, (1, TOKENS), generator=torch.Generator().manual_seed(step % 2)
@@ -181,7 +216,8 @@ def measured(case: str, folder: Path) -> dict[str, Any]:
     here = folder / case.replace(":", "_")
     shutil.rmtree(here, ignore_errors=True)
     model = shaped(shape, int(blocks), here)
-    plan = planned(config_of(model, here / "store", codec))
+    config = config_of(model, here / "store", codec)
+    plan = planned_adapters(config) if codec == "lora" else planned(config)
     limit = plan["peak_bytes"]["device"] + BESIDE
     command = [sys.executable, "-m", "experiments.stream.memory", "--case", case]
     with limited(limit) as group:

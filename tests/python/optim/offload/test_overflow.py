@@ -46,7 +46,7 @@ def test_each_budget_has_the_bits_of_memory_and_of_disk(dtype, io, tmp_path):
         steps(expected, opt, 4)
         whole = opt.state_dict()["state"]
     room = bytes_of_memory(dtype=dtype)
-    traffic = []
+    on_disk = []
     for share in (0, 0.4, 0.8, 1.3):  # Of a file of all states.
         model = words(dtype=dtype)
         limit = room - 400_000 + int(share * 400_000)
@@ -56,14 +56,14 @@ def test_each_budget_has_the_bits_of_memory_and_of_disk(dtype, io, tmp_path):
             opt.synchronize()
             stats = opt.stats()
             assert stats["peak_bytes"]["host"] <= limit
-            traffic.append(stats["bytes"]["disk_written"])
-            assert (stats["peak_bytes"]["disk"] > 0) == (traffic[-1] > 0)
+            on_disk.append(stats["peak_bytes"]["disk"])
+            assert (stats["bytes"]["disk_written"] > 0) == (on_disk[-1] > 0)
             found = opt.state_dict()["state"]
         assert same_bits(model, expected)
         for number, states in whole.items():
             for key, value in states.items():
                 torch.testing.assert_close(found[number][key], value, rtol=0, atol=0)
-    assert traffic[0] > traffic[1] > traffic[2] > traffic[3] == 0
+    assert on_disk[0] > on_disk[1] > on_disk[2] > on_disk[3] == 0
     assert list((tmp_path / "s").iterdir()) == []
 
 
