@@ -4,13 +4,17 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/checksum.h"
 #include "runtime/store/drive_file.h"
+#include "runtime/store/layout.h"
 #include "runtime/store/new_file.h"
 #include "runtime/store/posix_io.h"
 #include "runtime/store/uring_io.h"
@@ -93,16 +97,25 @@ void create_drive_file(const std::string& path, std::uint64_t size_bytes) {
 
 std::unique_ptr<RawIo> open_nameless_io(const std::string& path, std::uint64_t size_bytes,
                                         const OpenOptions& options) {
-  unlink(path.c_str());
-  create_drive_file(path, size_bytes);
+  const auto drawn = std::bit_cast<std::array<std::uint64_t, 2>>(random_id());
+  const std::string name = concat(path, ".", to_hex(drawn[0]));
+  create_drive_file(name, kBlockBytes);
+  std::unique_ptr<RawIo> io;
   try {
-    auto io = open_io(path, options);
-    unlink(path.c_str());
-    return io;
+    io = open_io(name, options);
   } catch (...) {
-    unlink(path.c_str());
+    unlink(name.c_str());
     throw;
   }
+  unlink(name.c_str());
+  const std::uint64_t free_bytes = std::filesystem::space(folder_of(path)).available;
+  const int error_number = size_bytes > free_bytes ? ENOSPC : io->grow(size_bytes);
+  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
+    refuse_for_room(path, size_bytes, free_bytes, error_number);
+  }
+  errno = error_number;
+  check_syscall(error_number == 0 ? 0 : -1, "posix_fallocate", path);
+  return io;
 }
 
 }  // namespace sluiceway

@@ -53,8 +53,9 @@ struct OpenOptions {
 // byte counts); nothing is left behind.
 void create_drive_file(const std::string& path, std::uint64_t size_bytes);
 
-// Opens a new file that has no name and ends with the process. `path`: its name for a moment, which
-// may be there already, of a process that was killed in that moment.
+// Opens a new file of `size_bytes` that has no name and ends with the process. It has one, which
+// begins with `path`, until it is open; its room is allocated after that. IoError: no room, with
+// both byte counts.
 [[nodiscard]] std::unique_ptr<RawIo> open_nameless_io(const std::string& path,
                                                       std::uint64_t size_bytes,
                                                       const OpenOptions& options);

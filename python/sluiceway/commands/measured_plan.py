@@ -158,6 +158,10 @@ def _cut(
     resident = getattr(engine, "resident", 0)
     if resident:  # The same share of the blocks stays on the device.
         engine = engine.model_copy(update={"resident": resident * blocks // total})
+    budget = config.budget
+    if getattr(engine, "tier", None) == "auto" and figures["peak_bytes"].get("disk"):
+        host = figures["peak_bytes"]["host"] * blocks // total  # The same share of it is on disk.
+        budget = budget.model_copy(update={"host": host})
     store = config.store
     if store.path is not None:
         io = "auto" if store.io == "block" else store.io
@@ -168,6 +172,7 @@ def _cut(
             "train": config.train.model_copy(update=_train_of_trial(config)),
             "engine": engine,
             "store": store,
+            "budget": budget,
         }
     )
     changed = shortened(engine.in_folder(changed, scratch), STEPS)

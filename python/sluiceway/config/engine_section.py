@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -24,6 +25,8 @@ class EngineSection(Section):
     kind: str
     # Keys of the section that a resume may change, as it may change `train.lr` with every engine.
     changeable: ClassVar[tuple[str, ...]] = ()
+    # Values that a plan compares where a key is "auto"; of equals the first.
+    compared: ClassVar[dict[str, tuple[str, ...]]] = {}
     # Defaults for keys of `train`, if those of AdamW do not fit.
     train_defaults: ClassVar[dict[str, Any]] = {}
     _settled: tuple[str, ...] = PrivateAttr(())  # Keys with "auto" whose value is from a save.
@@ -33,18 +36,39 @@ class EngineSection(Section):
         """True if steps are durable without a save; a resume may then start from the last step."""
         return False
 
+    @property
+    def compared_keys(self) -> list[str]:
+        """Keys that are "auto" until a plan has compared their values."""
+        return [key for key in self.compared if getattr(self, key) == "auto"]
+
     def alternatives(self, config: Config) -> dict[str, Self]:
-        """Sections by name, of which a plan chooses the fastest that fits, or the first."""
-        return {"": self}
+        """Sections by name, of which a plan chooses the fastest that fits, or the first.
+
+        A name has the values of `compared_keys`, in their order.
+        """
+        keys, found = self.compared_keys, {}
+        if not keys:
+            return {"": self}
+        for values in itertools.product(*(self.compared[key] for key in keys)):
+            section = self.model_copy(update=dict(zip(keys, values, strict=True)))
+            if section.is_alternative(config):
+                found["+".join(values)] = section
+        return found
+
+    def is_alternative(self, config: Config) -> bool:
+        """True if a plan may choose these values of `compared`; those listed first always are."""
+        return True
 
     @property
     def awaits_plan(self) -> bool:
         """True if keys are "auto" until a plan sets them, so that a new run is planned first."""
-        return False
+        return bool(self.compared_keys)
 
     def planned(self, plan: dict[str, Any]) -> Self:
         """Return the section with the values that a plan chose."""
-        return self
+        first = {key: self.compared[key][0] for key in self.compared_keys}
+        chosen = plan["alternatives"]["chosen"] if "alternatives" in plan else first
+        return self.model_copy(update=chosen if first else {})
 
     def settled(self, saved: dict[str, Any]) -> Self:
         """Return the section with each "auto" replaced by the value that the save has."""
@@ -104,6 +128,11 @@ class TieredSection(EngineSection):
             raise InvalidArgument(
                 f"store.rate_gbps is {config.store.rate_gbps:g}, but engine.tier is {self.tier}, "
                 "which has no drive to pace; leave it out, or set engine.tier: disk"
+            )
+        if config.store.io == "block" and self.tier == "auto":
+            raise InvalidArgument(
+                "store.io is block, but engine.tier is auto, which makes files; take another io "
+                "and a folder, or engine.tier: disk"
             )
         if config.store.io == "block" and config.store.path is None:
             raise InvalidArgument("store.io is block, but store.path is missing; name the device")

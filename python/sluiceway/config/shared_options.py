@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,30 +18,42 @@ NormMode = Literal["auto", "exact", "speculative"]
 class BackwardOptions(Options):
     """Options of a backward that a config has in its section `engine`."""
 
-    activations: Literal["device", "host", "disk"] = option(
+    tiers_with_drives: ClassVar[tuple[str, ...]] = ()
+
+    activations: Literal["device", "host", "disk", "auto"] = option(
         "device",
         "Place in which the inputs of the model's blocks wait for the backward. host and disk mean "
         "checkpointing, one block at a time: inputs leave the device behind the forward and are "
         "back before their block is computed again, and nothing inside of a block is kept. Then "
         "the device's memory hardly grows with the number of blocks. The bits are those of "
-        "checkpointing. disk needs tier disk or auto, uses its first drive, and holds a few inputs "
+        "checkpointing. disk needs a tier with drives, uses the first one, and holds a few inputs "
         "in host memory; host holds all of them there, page-locked. device leaves checkpointing to "
-        "you.",
+        "you. auto, in a config, is the place with which `plan` finds the fastest step that fits "
+        "the budgets.",
     )
 
     @model_validator(mode="after")
     def _has_a_drive(self) -> Self:
         tier = getattr(self, "tier", None)
-        if self.activations == "disk" and tier not in ("disk", "auto"):
+        if self.activations == "disk" and tier not in self.tiers_with_drives:
+            others = "".join(f", or tier {name}" for name in self.tiers_with_drives)
             raise ValueError(
                 f"activations is disk, but tier is {tier}, which has no drive; take activations "
-                "host, or tier disk"
+                f"host{others}"
             )
         return self
 
 
 class SharedOptions(Options):
     """Options that a config has in sections other than `engine`."""
+
+    @model_validator(mode="after")
+    def _has_no_plan(self) -> Self:
+        if getattr(self, "activations", None) == "auto":
+            raise ValueError(
+                "activations is auto, which needs the plan of a config; take device, host or disk"
+            )
+        return self
 
     max_norm: Annotated[Float, Field(gt=0)] | None = option(
         None, "Clip the common norm of all gradients at this value inside `step()`."
@@ -59,7 +71,7 @@ class SharedOptions(Options):
     device: str = option("auto", 'Device of the model: "auto", "host" or "cuda:N".')
     link: Link | None = option(None, "Throttle of the link between device and host.")
     budget: Budget | None = option(
-        None, "Bytes per tier; by default half of the free memory of device, host and pinned each."
+        None, "Bytes per tier; by default half of the machine's memory for host and pinned each."
     )
     accumulate: Literal["auto"] | SmallCount = option(
         "auto",

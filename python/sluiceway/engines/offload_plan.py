@@ -18,8 +18,12 @@ from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
-from sluiceway.optim.common.tier_limits import tier_limits
-from sluiceway.optim.offload.arguments import chunk_elements, resolve_gradients, resolve_policy
+from sluiceway.optim.offload.arguments import (
+    chunk_elements,
+    offload_limits,
+    resolve_gradients,
+    resolve_policy,
+)
 from sluiceway.optim.offload.cores import core_options, target_of, tensor_specs
 from sluiceway.optim.offload.open_streamed import ids_in_files
 from sluiceway.optim.offload.spill_choice import (
@@ -70,7 +74,7 @@ class OffloadPlan(DevicePlan):
         )
         cores = core_options(engine, config.train.seed, choice.spill)
         self._footprint = self._footprint_of([*weights, *frozen], gradients, cores)
-        _, host, _, _ = tier_limits(config.budget)
+        _, host, _, _ = offload_limits(engine.tier, config.budget)
         if choice.spill == "core" != engine.spill and self._host_bytes_of(self._footprint) > host:
             choice = no_room_for_cores()
             cores = core_options(engine, config.train.seed, choice.spill)
@@ -78,7 +82,7 @@ class OffloadPlan(DevicePlan):
         self._spill = choice.spill
         where = "on disk" if self._on_disk else "in host memory"
         if self._drive_share and not self._on_disk:
-            where = f"{self._drive_share:.0%} on disk, the rest in host memory"
+            where = f"in host memory, {self._drive_share:.0%} of the bytes on disk"
         self.figures = {
             "codec": engine.codec,
             "why": f"gradients in {gradients}, states in {engine.state_codec} {where}",
@@ -97,7 +101,7 @@ class OffloadPlan(DevicePlan):
         self, weights: list[CompressedWeight], gradients: str, cores: _core.CoreOptions
     ) -> dict[str, int]:
         config = self._config
-        _, host, pinned, _ = tier_limits(config.budget)
+        _, host, pinned, _ = offload_limits(config.engine.tier, config.budget)
         described = (
             tensor_specs(weights),
             gradients,
@@ -235,19 +239,10 @@ class OffloadPlan(DevicePlan):
         seconds = self.figures.get("codec_seconds")
         return [] if seconds is None else [("of the host for the codec", f"{seconds:.3g}")]
 
-    def note_alternatives(self, chosen: str, found: dict[str, dict[str, Any]]) -> None:
-        """Take note of the order that was chosen."""
-        self.figures["order"] = {"chosen": chosen, "compared": found}
-
     def chosen(self) -> list[str]:
-        """Lines with the resolved options `order` and `spill`, if the plan chose them."""
-        lines, order, spill = [], self.figures.get("order"), self.figures.get("spill")
-        if order is not None:
-            costs = [f"{name} {_cost(found)}" for name, found in order["compared"].items()]
-            lines.append(f"order: {order['chosen']}; {', '.join(costs)}")
-        if spill is not None:
-            lines.append(f"spill: {spill['why']}")
-        return lines
+        """Extend the lines by the resolved option `spill`, if the plan chose it."""
+        spill = self.figures.get("spill")
+        return super().chosen() + ([] if spill is None else [f"spill: {spill['why']}"])
 
     def slow_codec(self, disk_gbps: float | None) -> str | None:
         """Return a warning if the disk waits for the host to decompress gradients, else None.
@@ -328,14 +323,3 @@ class OffloadPlan(DevicePlan):
             name: [seconds * size / self._elements for size in self._sizes]
             for name, seconds in parts.items()
         }
-
-
-def _cost(found: dict[str, Any]) -> str:
-    """Say what an order of micro-batches costs, or why it cannot be."""
-    if "error" in found:
-        return f"is not possible: {found['error']}"
-    over = "" if found["fits"] else ", which exceeds a budget"
-    return (
-        f"takes {found['seconds']:.3g} s a step and {format_bytes(found['device_bytes'])} of the "
-        f"device{over}"
-    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config
 from sluiceway.machine.placement import DTYPES
 from sluiceway.model.chunked_loss.rehearsed import rehearse_chunked_loss
@@ -71,16 +72,18 @@ class EnginePlan(ABC):
             Returns the bytes that the device tier may hold, or None if they are not known.
         """
 
-    def note_alternatives(self, chosen: str, found: dict[str, dict[str, Any]]) -> None:
+    def note_alternatives(self, chosen: dict[str, str], found: dict[str, dict[str, Any]]) -> None:
         """Take note of the comparison that has chosen this plan.
 
         Parameters
         ----------
-        chosen : str
-            Its name in `EngineSection.alternatives`.
+        chosen : dict
+            Values of the keys that were compared.
         found : dict
-            `seconds`, `device_bytes` and `fits` by name; `error` if the model cannot run so.
+            `seconds`, `device_bytes` and `fits` by the names of `EngineSection.alternatives`;
+            `error` if the model cannot run so.
         """
+        self.figures["alternatives"] = {"chosen": chosen, "compared": found}
 
     @abstractmethod
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
@@ -110,7 +113,12 @@ class EnginePlan(ABC):
 
     def chosen(self) -> list[str]:
         """Lines below the table, also printed as a run begins: each choice of the plan, and why."""
-        return []
+        choice = self.figures.get("alternatives")
+        if choice is None:
+            return []
+        costs = [f"{name} {_cost(found)}" for name, found in choice["compared"].items()]
+        keys, values = (" and ".join(part) for part in zip(*choice["chosen"].items(), strict=True))
+        return [f"{keys}: {values}; {', '.join(costs)}"]
 
     def notes(self) -> list[str]:
         """Lines below the choices: further figures of this engine."""
@@ -218,3 +226,14 @@ def pass_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, f
 def trained_elements(model: nn.Module) -> int:
     """Number of elements in the parameters that are not frozen."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _cost(found: dict[str, Any]) -> str:
+    """Say what an order of micro-batches costs, or why it cannot be."""
+    if "error" in found:
+        return f"is not possible: {found['error']}"
+    over = "" if found["fits"] else ", which exceeds a budget"
+    return (
+        f"takes {found['seconds']:.3g} s a step and {format_bytes(found['device_bytes'])} of the "
+        f"device{over}"
+    )

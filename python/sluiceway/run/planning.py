@@ -20,13 +20,14 @@ from sluiceway.machine.placement import (
     DTYPES,
     choose_placement,
     denormals,
+    is_here,
     with_threads_of_this_machine,
 )
 from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.model.rehearsal import Rehearsal, rehearse
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import measure_speeds
-from sluiceway.optim.common.tier_limits import planned_device_limit
+from sluiceway.optim.common.tier_limits import planned_device_limit, tier_limits
 
 
 class Prediction:
@@ -71,6 +72,8 @@ class Prediction:
         """Return what decides between this plan and another: seconds, bytes, and if it fits."""
         tiers = self.plan.tiers(self.rehearsal)
         limits = self.config.budget.model_dump() | {"device": self._room()}
+        if is_here(self.placement.name):
+            _, limits["host"], limits["pinned"], _ = tier_limits(self.config.budget)
         return {
             "seconds": self.plan.seconds(self.rehearsal, self.speeds),
             "device_bytes": tiers["device"],
@@ -131,7 +134,9 @@ def predict(config: Config, speeds: dict[str, Any] | None = None) -> Prediction:
         faster = seen["seconds"] < 0.98 * now["seconds"] or not now["fits"]
         if seen["fits"] and faster:
             chosen, best = name, other
-    best.plan.note_alternatives(chosen, found)
+    engine = best.config.engine
+    values = {key: getattr(engine, key) for key in config.engine.compared_keys}
+    best.plan.note_alternatives(values, found)
     return best
 
 

@@ -106,7 +106,7 @@ void GradientSpill::make_room(int chunk) {
     if (static_cast<std::uint64_t>(needed) <= slots) continue;
     wait_written();
     for (int group = 0; group < groups_.count(); ++group) lanes_.wait(groups_.update(group));
-    const auto changing = stores_.back().room.changing();
+    const auto changing = stores_.front().room.changing();
     try {
       of.room.add_slot(of.store, StateStream::kGradientRegion);
     } catch (const IoError&) {

@@ -95,7 +95,7 @@ OffloadEngine::OffloadEngine(OffloadOptions options, std::vector<TensorSpec> ten
       away_(away_of(tensors_)),
       names_(names_of(tensors_)),
       plan_(elems_of(tensors_), options_.chunk_elems),
-      in_place_(in_place_of(options_, tensors_, plan_, types())),
+      in_place_(in_place_of(options_, tensors_, plan_, types({}))),
       groups_(plan_, static_cast<int>(tensors_.size())),
       lanes_(options_.lanes,
              offload_lanes::specs(options_.device_cpu, options_.lane_cpu, options_.host_threads),
@@ -136,10 +136,10 @@ OffloadEngine::~OffloadEngine() {
   }
 }
 
-StateStream::Types OffloadEngine::types() const noexcept {
+StateStream::Types OffloadEngine::types(const InPlace& in_place) const noexcept {
   return {options_.gradient,
           weight_dtypes_,
-          in_place_,
+          in_place,
           may_feed(options_.cores, options_.policy),
           !options_.lanes.device.is_host(),
           options_.state_codec,
@@ -172,9 +172,8 @@ std::unique_ptr<ChunkStore> OffloadEngine::open_overflow() {
 }
 
 std::vector<GradientSpill::Extents> OffloadEngine::extent_stores() {
-  std::vector<GradientSpill::Extents> stores;
+  std::vector<GradientSpill::Extents> stores = {{*store_, room_}};
   if (overflow_ != nullptr) stores.push_back({*overflow_, overflow_room_});
-  stores.push_back({*store_, room_});
   return stores;
 }
 
@@ -439,10 +438,11 @@ OffloadStats OffloadEngine::take_stats() {
   stats.spill_seconds = seconds[kSpill];
   stats.decompress_seconds = seconds[kDecompress];
   std::uint64_t read = 0, written = 0;
-  const ChunkStore& moved = overflow_ != nullptr ? *overflow_ : *store_;
-  for (const auto& drive : moved.drives()) {
-    read += drive->counters().bytes_read;
-    written += drive->counters().bytes_written;
+  const ChunkStore* const moved = in_place() ? overflow_.get() : store_.get();
+  for (std::size_t d = 0; moved != nullptr && d < moved->drives().size(); ++d) {
+    const Drive::Counters counters = moved->drives()[d]->counters();
+    read += counters.bytes_read;
+    written += counters.bytes_written;
   }
   stats.disk_read = read - std::exchange(counted_read_, read);
   stats.disk_written = written - std::exchange(counted_written_, written);

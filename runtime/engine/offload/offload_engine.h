@@ -189,7 +189,8 @@ class OffloadEngine final : public GatedEngine {
   static std::size_t at(int index) noexcept { return static_cast<std::size_t>(index); }
   void end_work() override;
   void forget_gradients() override { clear_gradients(); }
-  StateStream::Types types() const noexcept;
+  StateStream::Types types(const InPlace& in_place) const noexcept;
+  StateStream::Types types() const noexcept { return types(in_place_); }
   bool in_place() const noexcept { return in_place_.any(); }
   std::unique_ptr<ChunkStore> open_store();
   std::unique_ptr<ChunkStore> open_overflow();

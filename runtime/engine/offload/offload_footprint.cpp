@@ -91,13 +91,17 @@ InPlace in_place_within(std::uint64_t limit, std::span<const TensorSpec> tensors
                         std::uint32_t micro_batches, std::uint64_t core_bytes) {
   InPlace room{InPlace::kAll, static_cast<int>(micro_batches)};
   if (limit == Budget::kUnlimited) return room;
-  types.in_place = {1, room.extents};  // As if all chunks were on drives.
-  std::uint64_t catalogue = 0;         // At most.
+  std::uint64_t catalogue = 0;  // At most.
   for (const TensorSpec& tensor : tensors) catalogue += 2 * tensor.name.size() + kCatalogueRow;
   const auto layout_of = [catalogue](Contents contents) {
     contents.catalogue.resize(catalogue);
     return new_layout(contents, {1});
   };
+  types.in_place = room;
+  const Layout whole = layout_of(state_contents(plan, types, 1, micro_batches));
+  if (core_bytes + whole.drives.front().bytes + ChunkStore::table_bytes(whole) <= limit)
+    return room;
+  types.in_place = {1, room.extents};  // As if all chunks were on drives.
   const Layout here = layout_of(state_contents(plan, types, 1, micro_batches));
   const Layout there = layout_of(overflow_contents(plan, types, micro_batches));
   const std::uint64_t rest = core_bytes + here.drives.front().bytes +

@@ -66,8 +66,10 @@ std::vector<RegionSpec> regions_on_drives(const StatePlaces& places, const Chunk
   const auto chunk = static_cast<std::uint64_t>(plan.chunk_elems());
   // As in stores of earlier versions: room for a full chunk, even if no chunk is full.
   const bool is_plain = types.codec == StateCodec::kFp32;
-  const std::uint64_t part = is_plain ? chunk * sizeof(float) : places.widest_part();
-  const std::uint64_t trained = std::max<std::uint64_t>(1, all.trained);  // No region is empty.
+  // No region is empty, even if all trained chunks are in place.
+  const std::uint64_t part =
+      is_plain ? chunk * sizeof(float) : std::max(places.widest_part(), kBlockBytes);
+  const std::uint64_t trained = std::max<std::uint64_t>(1, all.trained);
   std::vector<RegionSpec> regions = {
       {RegionKind::kState, part, StateForm::parts(types.codec) * trained, slots},
       {RegionKind::kGradient, chunk * width, trained, micro_batches}};

@@ -10,7 +10,9 @@ import os
 from pathlib import Path
 
 import pytest
+import sluiceway as sw
 import torch
+import yaml
 from conftest import REPOSITORY
 from sluiceway.config.file import load_config
 from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig
@@ -79,24 +81,60 @@ def test_auto_is_the_order_that_is_faster_and_fits(sluiceway, small_model, write
         return json.loads(done.out)
 
     found = planned()
-    order, compared = found["order"], found["order"]["compared"]
-    assert order["chosen"] == "block"
+    order, compared = found["alternatives"], found["alternatives"]["compared"]
+    assert order["chosen"] == {"order": "block"}
     for name in ("step", "block"):
         alone = planned(f"engine.order={name}")
-        assert "order" not in alone
+        assert "alternatives" not in alone
         assert compared[name]["seconds"] == pytest.approx(alone["seconds_per_step"])
         assert compared[name]["device_bytes"] == alone["peak_bytes"]["device"]
         assert compared[name]["fits"]
     assert compared["block"]["seconds"] < 0.9 * compared["step"]["seconds"]
     between = sum(one["device_bytes"] for one in compared.values()) // 2
-    order = planned(f"budget.device={between}")["order"]
-    assert (order["chosen"], order["compared"]["block"]["fits"]) == ("step", False)
-    slow = planned("device.tflops=1e-5")["order"]
-    assert slow["chosen"] == "step"  # Both wait for the device.
+    order = planned(f"budget.device={between}")["alternatives"]
+    assert (order["chosen"], order["compared"]["block"]["fits"]) == ({"order": "step"}, False)
+    slow = planned("device.tflops=1e-5")["alternatives"]
+    assert slow["chosen"] == {"order": "step"}  # Both wait for the device.
     assert slow["compared"]["block"]["seconds"] > 0.98 * slow["compared"]["step"]["seconds"]
-    assert "order" not in planned("train.accumulate=1")
+    assert "alternatives" not in planned("train.accumulate=1")
     resident = planned("engine.weights=resident")
-    assert "order" not in resident
+    assert "alternatives" not in resident
+
+
+@pytest.mark.parametrize("kind", ["offload", "subspace"])
+def test_inputs_of_blocks_are_where_they_fit(sluiceway, small_model, write_config, kind, tmp_path):
+    config = write_config(
+        small_model, engine={"kind": kind, "activations": "auto"}, store={"chunk": "64KiB"},
+        train={"steps": 2, "micro_batch": 8}, data={"sequence_length": 96},
+    )  # fmt: skip
+
+    def planned(*settings):
+        done = sluiceway("plan", config, "--json", *(f"--set={one}" for one in settings))
+        assert done.code == 0, done.err
+        return json.loads(done.out)["alternatives"]
+
+    found = planned()
+    assert found["chosen"] == {"activations": "device"}
+    device, host = (found["compared"][name]["device_bytes"] for name in ("device", "host"))
+    assert host < device
+    limit = f"budget.device={(device + host) // 2}"
+    assert planned(limit)["chosen"] == {"activations": "host"}
+    done = sluiceway("train", config, "--out", tmp_path / "out", "--set", limit)
+    assert done.code == 0, done.err
+    assert "activations: host; device takes" in done.out
+    assert "which exceeds a budget" in done.out
+    saved = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert saved["engine"]["activations"] == "host"
+    done = sluiceway("resume", tmp_path / "out", "--set", "train.steps=3")
+    assert done.code == 0, done.err
+    if kind == "subspace":
+        return
+    disk = planned("engine.tier=disk", limit, "budget.pinned=64MiB", "data.sequence_length=128")
+    assert list(disk["compared"]) == ["device", "host", "disk"]
+    both = planned("engine.order=auto", "train.accumulate=2", "engine.weights=streamed")
+    assert list(both["compared"]) == ["step+device", "step+host", "block+device", "block+host"]
+    with pytest.raises(sw.InvalidArgument, match="activations is auto, which needs the plan"):
+        sw.OffloadAdamW(torch.nn.Linear(2, 2), activations="auto")
 
 
 def test_an_order_in_which_a_model_cannot_run_drops_out(sluiceway, write_config, tmp_path):

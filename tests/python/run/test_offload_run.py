@@ -150,7 +150,7 @@ def test_states_that_do_not_fit_into_memory_are_on_disk_and_a_killed_run_continu
     done = sluiceway("plan", config, "--json", *settings)
     assert done.code == 0, done.err
     plan = json.loads(done.out)
-    assert re.search("[3-7][0-9]% on disk, the rest in host memory", plan["why"])
+    assert re.search("in host memory, [3-7][0-9]% of the bytes on disk", plan["why"])
 
     auto = tmp_path / "auto"
     done = sluiceway("train", config, "--out", auto, *settings, "--set", "train.steps=4",

@@ -34,9 +34,11 @@ class _StateOptions(Options):
         "Place of moments and masters: host memory, or disk, with which host memory does not "
         "grow with the model. Host memory holds 12 bytes a parameter (fewer with another "
         "`state_codec`, twice as many with policy speculative), and the gradient of each backward "
-        "of a step. auto is host memory up to `budget.host`, by default half of the machine's, "
-        "and puts the rest into files at `path`. They have no name and end with the process, so a "
-        "run continues from its last save, as with tier host.",
+        "of a step. auto is host memory up to `budget.host`, by default half of the machine's and "
+        "at most 7/10 of what is free, and puts the rest into files at `path`. They have no name "
+        "and end with the process, so a run continues from its last save, as with tier host. "
+        "Memory is divided for the number of backwards that `accumulate` says; its value auto "
+        "leaves room for one.",
     )
     policy: Literal["auto", "spill", "speculative"] = option(
         "auto",
@@ -102,6 +104,8 @@ class _StateOptions(Options):
 
 class OffloadOptions(CodecOptions, BackwardOptions, _StateOptions):
     """Options of OffloadAdamW: the place of its states, and how gradients cross the link."""
+
+    tiers_with_drives: ClassVar[tuple[str, ...]] = ("disk", "auto")
 
     codec: Literal[_CODECS] = option(
         "identity",
@@ -175,6 +179,9 @@ class OffloadSection(OffloadOptions, TieredSection):
     kind: Literal["offload"] = "offload"
     # They change no bit.
     changeable: ClassVar[tuple[str, ...]] = ("spill", "resident", "activations")
+    compared: ClassVar[dict[str, tuple[str, ...]]] = {
+        "order": ("step", "block"), "activations": ("device", "host", "disk"),
+    }  # fmt: skip
 
     order: Literal["auto", "step", "block"] = option(
         "step",
@@ -192,23 +199,12 @@ class OffloadSection(OffloadOptions, TieredSection):
             refuse_resident(self, "order is block")
         return self
 
-    def alternatives(self, config: Config) -> dict[str, Self]:
-        """Both orders of a step of several micro-batches whose blocks run one at a time."""
+    def is_alternative(self, config: Config) -> bool:
+        """True if there are parts for order block, and a drive for activations disk."""
         resident = self.weights == "resident" and self.activations == "device"
-        if self.order != "auto" or resident or config.train.accumulate == 1:
-            return super().alternatives(config)
-        return {order: self.model_copy(update={"order": order}) for order in ("step", "block")}
-
-    @property
-    def awaits_plan(self) -> bool:
-        """True if the order is auto."""
-        return self.order == "auto"
-
-    def planned(self, plan: dict[str, Any]) -> Self:
-        """Return the section with the plan's order; step if there was nothing to choose."""
-        if self.order != "auto":
-            return self
-        return self.model_copy(update={"order": plan.get("order", {}).get("chosen", "step")})
+        if self.order == "block" and (resident or config.train.accumulate == 1):
+            return False
+        return self.activations != "disk" or (self._has_drives and config.store.io != "block")
 
     @property
     def commits(self) -> bool:

@@ -130,6 +130,7 @@ class SubspaceSection(SubspaceOptions, EngineSection):
     kind: Literal["subspace"] = "subspace"
     # A resume may name what "auto" had come to; another value is refused with the save's codecs.
     changeable: ClassVar[tuple[str, ...]] = ("codec", "ratio", "weight_rates", "activations")
+    compared: ClassVar[dict[str, tuple[str, ...]]] = {"activations": ("device", "host")}
 
     @field_validator("codec")
     @classmethod
@@ -143,7 +144,8 @@ class SubspaceSection(SubspaceOptions, EngineSection):
 
     def planned(self, plan: dict[str, Any]) -> Self:
         """Return the section with the plan's codec."""
-        return self.model_copy(update={"codec": plan["codec"]} if self.codec == "auto" else {})
+        found = super().planned(plan)
+        return found.model_copy(update={"codec": plan["codec"]} if self.codec == "auto" else {})
 
     def check_available(self, config: Config) -> None:
         """Refuse a store, and options that only the Python class can take."""

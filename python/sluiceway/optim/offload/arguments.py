@@ -14,8 +14,9 @@ from sluiceway.config.engines.offload import OffloadOptions, refuse_resident
 from sluiceway.config.fields import SmallCount
 from sluiceway.config.options import option
 from sluiceway.config.shared_options import SharedOptions
-from sluiceway.config.values import StoreOptions
+from sluiceway.config.values import Budget, StoreOptions
 from sluiceway.errors import InvalidArgument, OutOfMemory
+from sluiceway.machine.processor import available_bytes
 from sluiceway.machine.striping import weights_of_new
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.common.tier_limits import lane_threads, parameter_bytes, tier_limits
@@ -31,6 +32,7 @@ from sluiceway.store.drives import drive_warnings
 from sluiceway.store.folder import drives_for
 
 _CHUNK_STEP = 8192  # In bytes, so that a chunk's 16-bit gradients fill whole blocks.
+_SHARE_OF_FREE = 0.7  # Of the host's free memory.
 _MASTER_BYTES = 4  # Bytes per element of the streams that `chunk` counts.
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -119,6 +121,14 @@ def chunk_elements(owner: str, chunk: int) -> int:
     return chunk // _MASTER_BYTES
 
 
+def offload_limits(tier: str, budget: Budget | None) -> list[int | None]:
+    """Return `tier_limits`; without a budget, tier auto takes no more than is free on the host."""
+    device, host, pinned, disk = tier_limits(budget)
+    if tier == "auto" and (budget is None or budget.host is None):
+        host = min(host, int(_SHARE_OF_FREE * available_bytes()))
+    return [device, host, pinned, disk]
+
+
 def open_engine(
     owner: str,
     model: nn.Module,
@@ -143,7 +153,7 @@ def open_engine(
         **options.keywords_for("engine"),
         "compute": compute,
         "link": (link.d2h_gbps, link.h2d_gbps, link.latency_us) if link else (0.0, 0.0, 0.0),
-        "limits": tier_limits(options.budget),
+        "limits": offload_limits(options.tier, options.budget),
         "resident_bytes": parameter_bytes(model, [w.parameter for w in weights if w.away]),
         "max_norm": options.max_norm or 0.0,
         "promised_backwards": 0 if options.accumulate == "auto" else options.accumulate,

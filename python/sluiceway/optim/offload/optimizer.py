@@ -180,7 +180,6 @@ class OffloadAdamW(EngineOptimizer):
         self._blocks = None
         self._backwards = 0  # Number of backwards in the step being gathered.
         self._to_write: StatesToWrite | None = None  # During `state_to_write()`.
-        self._no_disk = all(drive["backend"] == "memory" for drive in made.drives)
         self._speculates = resolve_policy(self.options) == "speculative"
         self._shared_factor = 1.0  # The user's factor on all gradients of the last step.
         self._norm_known = True
@@ -433,7 +432,7 @@ class OffloadAdamW(EngineOptimizer):
                  "fallen_back_steps")  # fmt: skip
         return {
             **common,
-            "bytes": {**common["bytes"], **(_NO_DISK if self._no_disk else {})},
+            "bytes": {**common["bytes"], **(_NO_DISK if self.options.tier == "host" else {})},
             "grad_norm": None if math.isnan(norm) and not common["skipped"] else norm,
             "peak_bytes": {**common["peak_bytes"], "disk": raw["peak_bytes"]["disk"]},
             "offload": {name: raw[name] for name in names},
@@ -502,7 +501,8 @@ class OffloadAdamW(EngineOptimizer):
     def state_to_write(self) -> tuple[dict[str, Any], StatesToWrite]:
         """Return `state_dict()` with tensors that have their values only while they are written.
 
-        With tier="disk" it names a commit that lasts only until the next step unless pinned.
+        Write it before the next step; hooks of `state_dict()` must not copy the tensors. With
+        tier="disk" it names a commit that lasts only until the next step unless pinned.
         """
         self.commit()
         self._to_write = StatesToWrite(self)

@@ -56,7 +56,7 @@ class StatesToWrite:
     """
 
     def __init__(self, optimizer: OffloadAdamW) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._step = optimizer, optimizer.engine.committed_steps
         self._made: dict[int, tuple[int, str, mmap.mmap]] = {}  # By the address of a tensor.
         self._read: tuple[int, dict[str, Any]] = (-1, {})  # The parameter that was read last.
 
@@ -86,6 +86,11 @@ class StatesToWrite:
             yield
             return
         index, key, room = made
+        if self._optimizer.engine.committed_steps != self._step:
+            raise InvalidArgument(
+                f"state_to_write: the state is of step {self._step}, but the optimizer has taken "
+                "another one; write it before the next step"
+            )
         if self._read[0] != index:
             self._read = index, self._optimizer.engine.tensor_state(index)
         tensor = torch.tensor([], dtype=torch.float32).set_(storage)
@@ -153,7 +158,7 @@ def _check_store(optimizer: OffloadAdamW, store: Any) -> None:
     check_count("generation of its store", store["generation"])
     if optimizer.options.tier != "disk" or store["id"] != engine.store_id:
         on_disk = optimizer.options.tier == "disk"
-        here = f"store {engine.store_id} ({optimizer.options.place})" if on_disk else "host memory"
+        here = f"store {engine.store_id} ({optimizer.options.place})" if on_disk else "another tier"
         raise InvalidArgument(
             f"load_state_dict: the state names store {store['id']}, but this optimizer uses "
             f"{here}; make the optimizer with tier='disk' and the path of that store"

@@ -139,16 +139,56 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(tmp_path):
         assert not folder.exists()
 
 
-def test_two_processes_may_share_a_folder_and_a_killed_one_leaves_nothing(tmp_path):
+def test_two_optimizers_may_share_a_folder(tmp_path):
     limit = bytes_of_memory() - 200_000
     with auto(words(), tmp_path / "s", limit) as one, auto(words(), tmp_path / "s", limit) as two:
-        steps(words(), one, 0)
         assert [len(opt.engine.drives) for opt in (one, two)] == [1, 1]
-    (tmp_path / "s" / "states.tmp").write_bytes(b"of a process that was killed")
+    assert os.listdir(tmp_path / "s") == []
+
+
+def test_a_state_is_not_written_after_another_step(tmp_path):
     model = words()
-    with auto(model, tmp_path / "s", limit) as opt:
+    with offload(model, accumulate=MICRO) as opt:
         steps(model, opt, 1)
-        assert os.listdir(tmp_path / "s") == []
+        state, filled = opt.state_to_write()
+        steps(model, opt, 1)
+        with pytest.raises(sw.InvalidArgument, match="of step 1, but the optimizer has taken"):
+            write_state(state, tmp_path / "state.pt", filled)
+
+
+def test_inputs_of_blocks_count_even_if_all_states_are_in_memory(tmp_path):
+    model = make(Dropping, 0)
+    where = {"tier": "auto", "path": tmp_path / "s", "activations": "disk"}
+    with sw.OffloadAdamW(model, accumulate=1, **where) as opt:
+        model(torch.randn(4096, 16)).square().mean().backward()
+        opt.step()
+        stats = opt.stats()
+    assert stats["bytes"]["disk_written"] >= 4096 * 64 * 4
+    assert stats["peak_bytes"]["disk"] > 0
+    with pytest.raises(sw.InvalidArgument, match="tier is auto, which has no drive"):
+        sw.SubspaceAdamW(make(Dropping, 0), tier="auto", activations="disk")
+
+
+@pytest.mark.parametrize("state_codec", ["fp32", "bf16", "8bit"])
+def test_frozen_weights_alone_are_on_disk(state_codec, tmp_path):
+    def train(**where: object) -> torch.nn.Module:
+        model = make(Dropping, 0).to(torch.bfloat16)
+        for block in model.blocks[1:]:
+            block.requires_grad_(False)
+        kept = {"weights": "streamed", "state_codec": state_codec, "chunk": 16 << 10}
+        with sw.OffloadAdamW(model, accumulate=1, **kept, **where) as opt:
+            torch.manual_seed(0)
+            model(torch.randn(5, 16).bfloat16()).float().square().mean().backward()
+            opt.step()
+            train.peaks = opt.stats()["peak_bytes"]
+        return model
+
+    expected, host = train(), train.peaks["host"]
+    found = train(tier="auto", path=tmp_path / "s", budget=sw.Budget(host=host - 4096))
+    assert train.peaks["disk"] > 0
+    assert same_bits(found, expected)
+    train(tier="auto", path=tmp_path / "s", budget=sw.Budget(host=host + 8192))
+    assert train.peaks["disk"] == 0
 
 
 def test_a_state_is_written_one_parameter_at_a_time(tmp_path):
