@@ -158,7 +158,7 @@ def _check_store(optimizer: OffloadAdamW, store: Any) -> None:
     check_count("generation of its store", store["generation"])
     if optimizer.options.tier != "disk" or store["id"] != engine.store_id:
         on_disk = optimizer.options.tier == "disk"
-        here = f"store {engine.store_id} ({optimizer.options.place})" if on_disk else "another tier"
+        here = f"store {engine.store_id} ({optimizer.options.place})" if on_disk else "host memory"
         raise InvalidArgument(
             f"load_state_dict: the state names store {store['id']}, but this optimizer uses "
             f"{here}; make the optimizer with tier='disk' and the path of that store"
