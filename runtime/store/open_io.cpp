@@ -37,16 +37,22 @@ std::uint64_t free_bytes_at(int fd, const std::string& path) {
   return std::uint64_t{about.f_bavail} * about.f_frsize;
 }
 
-void allocate(int fd, const std::string& path, std::uint64_t size_bytes) {
-  // Asks first, so that a request that must fail does not fill the disk for a moment.
-  const std::uint64_t free_bytes = free_bytes_at(fd, path);
-  if (size_bytes > free_bytes) refuse_for_room(path, size_bytes, free_bytes, ENOSPC);
-  const int error_number = posix_fallocate(fd, 0, static_cast<off_t>(size_bytes));
+// `grow` returns 0 or errno. It is not called where it must fail, so that it does not fill the disk
+// for a moment.
+template <typename Grow>
+void grow_to(std::uint64_t size_bytes, std::uint64_t free_bytes, const std::string& path,
+             const Grow& grow) {
+  const int error_number = size_bytes > free_bytes ? ENOSPC : grow(size_bytes);
   if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
     refuse_for_room(path, size_bytes, free_bytes, error_number);
   }
   errno = error_number;
   check_syscall(error_number == 0 ? 0 : -1, "posix_fallocate", path);
+}
+
+void allocate(int fd, const std::string& path, std::uint64_t size_bytes) {
+  grow_to(size_bytes, free_bytes_at(fd, path), path,
+          [fd](std::uint64_t bytes) { return posix_fallocate(fd, 0, static_cast<off_t>(bytes)); });
   check_syscall(fsync(fd), "fsync", path);
 }
 
@@ -108,13 +114,8 @@ std::unique_ptr<RawIo> open_nameless_io(const std::string& path, std::uint64_t s
     throw;
   }
   unlink(name.c_str());
-  const std::uint64_t free_bytes = std::filesystem::space(folder_of(path)).available;
-  const int error_number = size_bytes > free_bytes ? ENOSPC : io->grow(size_bytes);
-  if (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG) {
-    refuse_for_room(path, size_bytes, free_bytes, error_number);
-  }
-  errno = error_number;
-  check_syscall(error_number == 0 ? 0 : -1, "posix_fallocate", path);
+  grow_to(size_bytes, std::filesystem::space(folder_of(path)).available, path,
+          [&io](std::uint64_t bytes) { return io->grow(bytes); });
   return io;
 }
 
