@@ -27,8 +27,8 @@ from experiments.same_bits.command_runs import command_runs
 from experiments.same_bits.compare import Verdict, compare, of_small_run
 from experiments.same_bits.small_runs import RUNS as SMALL_RUNS
 
-# Runs whose bits change on purpose: the first step that differs, and the reason.
 _CLIPPED = "torch's clip_grad_norm_ adds up norms of weights, where it added up one for all"
+# Runs whose bits change on purpose: the first step that differs, and the reason.
 EXPECTED: dict[str, tuple[int, str]] = {
     "block_pca, paper, refresh": (0, _CLIPPED),
     "identity, tied": (0, _CLIPPED),

@@ -290,10 +290,8 @@ void bind_footprints(py::module_& m) {
       "what of both is of gradients that cross compressed, without making anything; slots: copies "
       "of every state, 2, 3 with a pin, or 1 where states in host memory change in place; "
       "in_place_limit: bytes of the host tier for these, the rest on drives; on_card: the device "
-      "is "
-      "a CUDA device; park_room: host bytes that are left for weights that wait for the decision "
-      "of "
-      "a speculative step.");
+      "is a CUDA device; park_room: host bytes that are left for weights that wait for the "
+      "decision of a speculative step.");
   m.def(
       "choose_resident",
       [](const std::vector<std::uint64_t>& bytes, std::uint64_t room) {

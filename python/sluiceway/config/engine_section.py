@@ -113,9 +113,11 @@ class EngineSection(Section):
 class TieredSection(EngineSection):
     """A section of an engine that keeps weights or states in a store on disk with some tiers."""
 
+    tiers_with_drives: ClassVar[tuple[str, ...]] = ("disk",)
+
     @property
     def _has_drives(self) -> bool:
-        return self.tier in ("disk", "auto")
+        return self.tier in self.tiers_with_drives
 
     def check_available(self, config: Config) -> None:
         """Refuse options of the store that go with no tier, or not with each other."""

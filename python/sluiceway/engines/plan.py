@@ -229,7 +229,7 @@ def trained_elements(model: nn.Module) -> int:
 
 
 def _cost(found: dict[str, Any]) -> str:
-    """Say what an order of micro-batches costs, or why it cannot be."""
+    """Say what an alternative costs, or why it cannot be."""
     if "error" in found:
         return f"is not possible: {found['error']}"
     over = "" if found["fits"] else ", which exceeds a budget"
