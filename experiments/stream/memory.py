@@ -11,7 +11,8 @@ host device the device's bytes are the process's too. Rows name what the engine 
 what the plan says, and the largest anonymous memory of the process, which does not include pages
 of the model's files: the kernel drops these as it likes. The link is paced, slower than the blocks
 compute, so that as many gradients wait on the device as the plan allows for. A case with `lora` in
-place of a state codec trains PEFT's adapters of rank 16 on all linear layers of the blocks.
+place of a state codec trains PEFT's adapters of rank 16 on all linear layers of the blocks, with
+`lora8` on a base that is stored in 8 bits.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ RESULTS = Path(__file__).with_name("memory.jsonl")
 SHAPES = {"1.3b": "llama_1_3b", "7b": "llama_7b", "70b": "llama_70b", "98b": "llama_98b"}
 CASES = (
     "7b:2:fp32", "7b:4:fp32", "7b:8:fp32", "70b:1:8bit", "70b:2:8bit", "98b:1:8bit", "98b:2:8bit",
-    "70b:1:lora", "70b:2:lora",
+    "70b:1:lora", "70b:2:lora", "70b:1:lora8", "70b:2:lora8",
 )  # fmt: skip
+ON_FROZEN = {"lora": "identity", "lora8": "fp8"}  # Cases with adapters, and their frozen_codec.
 RANK = 16
 TOKENS, STEPS = 256, 3
 LINK_GBPS = 0.5  # Slower than these blocks compute here, so that gradients wait as on a card.
@@ -72,7 +74,8 @@ def config_of(model: Path, store: Path, codec: str) -> Path:
                 "train": {"steps": STEPS, "micro_batch": 1, "accumulate": 1, "lr": 1e-5},
                 "engine": {
                     "kind": "offload", "tier": "disk", "weights": "streamed", "gradients": "bf16",
-                    "state_codec": "fp32" if codec == "lora" else codec,
+                    "state_codec": "fp32" if codec in ON_FROZEN else codec,
+                    "frozen_codec": ON_FROZEN.get(codec, "identity"),
                 },
                 "store": {"path": str(store)},
                 "device": {
@@ -154,10 +157,11 @@ def train(model: Path, store: Path, codec: str) -> dict[str, Any]:
     _core.count_host_allocations()
     began = time.monotonic()
     net = sw.open_streamed(model).train()
-    if codec == "lora":
-        net, codec = with_adapters(net), "fp32"
-    opened = time.monotonic()
     options = {"tier": "disk", "path": store, "state_codec": codec, "weights": "streamed"}
+    if codec in ON_FROZEN:
+        net = with_adapters(net)
+        options |= {"state_codec": "fp32", "frozen_codec": ON_FROZEN[codec]}
+    opened = time.monotonic()
     options["link"] = sw.Link(d2h_gbps=LINK_GBPS, h2d_gbps=LINK_GBPS)
     losses, steps = [], []
     with sw.OffloadAdamW(net, lr=1e-5, **options) as opt:
@@ -217,7 +221,7 @@ def measured(case: str, folder: Path) -> dict[str, Any]:
     shutil.rmtree(here, ignore_errors=True)
     model = shaped(shape, int(blocks), here)
     config = config_of(model, here / "store", codec)
-    plan = planned_adapters(config) if codec == "lora" else planned(config)
+    plan = planned_adapters(config) if codec in ON_FROZEN else planned(config)
     limit = plan["peak_bytes"]["device"] + BESIDE
     command = [sys.executable, "-m", "experiments.stream.memory", "--case", case]
     with limited(limit) as group:

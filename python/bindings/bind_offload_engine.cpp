@@ -20,20 +20,22 @@ namespace {
 void bind_tensor_spec(py::module_& m) {
   py::class_<TensorSpec>(m, "TensorSpec", "A parameter that an offload engine trains.")
       .def(py::init([](std::string name, const at::Tensor& weight, bool compressed, bool streamed,
-                       bool resident, bool frozen) {
+                       bool resident, bool frozen, bool fp8) {
              return TensorSpec{std::move(name),
                                weight.sizes().vec(),
                                dtype_of_tensor(weight, "weight"),
                                compressed,
                                streamed,
                                resident,
-                               frozen};
+                               frozen,
+                               fp8};
            }),
            py::arg("name"), py::arg("weight"), py::arg("compressed"), py::arg("streamed") = false,
-           py::arg("resident") = false, py::arg("frozen") = false,
+           py::arg("resident") = false, py::arg("frozen") = false, py::arg("fp8") = false,
            "compressed: its gradient crosses as a core, where chunks are its own. streamed: its "
            "weight is in the store, for a forward to read; chunks must be its own. resident: it "
-           "also stays on the device. frozen: it is streamed and has no states.");
+           "also stays on the device. frozen: it is streamed and has no states. fp8: it is frozen, "
+           "and stored in 8 bits an element.");
 }
 
 CoreSpill parse_spill(const std::string& name) {
@@ -163,7 +165,8 @@ std::vector<at::Tensor> acquire_block(OffloadEngine& engine, int block, bool bac
 
 at::Tensor read_weight(OffloadEngine& engine, int index) {
   const TensorSpec& spec = engine.tensor(index);
-  const auto bytes = static_cast<std::int64_t>(spec.stored_weight_bytes());
+  const StoredWeight stored = engine.stored_weight(index);
+  const auto bytes = static_cast<std::int64_t>(stored.bytes());
   const auto block = static_cast<std::int64_t>(kBlockBytes);  // Direct I/O reads to whole blocks.
   const at::Tensor room = at::empty({bytes + block}, at::TensorOptions().dtype(at::kByte));
   const auto past =
@@ -172,6 +175,13 @@ at::Tensor read_weight(OffloadEngine& engine, int index) {
   {
     const GilReleased unlocked;
     engine.read_weight(index, {static_cast<std::byte*>(blocks.data_ptr()), blocks.nbytes()});
+  }
+  if (stored.is_packed()) {
+    const at::Tensor weight =
+        at::empty(spec.shape, at::TensorOptions().dtype(type_of_dtype(spec.dtype)));
+    stored.unpack(0, {static_cast<const std::byte*>(blocks.data_ptr()), blocks.nbytes()},
+                  {static_cast<std::byte*>(weight.data_ptr()), weight.nbytes()}, StreamRef::host());
+    return weight;
   }
   const auto exact = spec.elems() * static_cast<std::int64_t>(size_bytes(spec.dtype));
   const at::Tensor weight = blocks.narrow(0, 0, exact).view(type_of_dtype(spec.dtype));
@@ -308,11 +318,12 @@ void bind_footprints(py::module_& m) {
         result["device_bytes"] = found.device;
         result["pinned_bytes"] = found.pinned;
         result["pass_bytes"] = found.pass;
+        result["forward_bytes"] = found.forward;
         return result;
       },
       py::arg("tensors"), py::arg("blocks"), py::arg("ahead"), py::arg("chunk_elems"),
       "Bytes on the device, and of page-locked memory, that an engine's stream() takes, and bytes "
-      "that it fetches for a forward and its backward.");
+      "that it fetches for a forward and its backward, and for the forward alone.");
 }
 
 void bind_streaming(EngineClass<OffloadEngine>& engine) {

@@ -516,9 +516,10 @@ class TensorSpec:
         streamed: bool = False,
         resident: bool = False,
         frozen: bool = False,
+        fp8: bool = False,
     ) -> None:
         """
-        compressed: its gradient crosses as a core, where chunks are its own. streamed: its weight is in the store, for a forward to read; chunks must be its own. resident: it also stays on the device. frozen: it is streamed and has no states.
+        compressed: its gradient crosses as a core, where chunks are its own. streamed: its weight is in the store, for a forward to read; chunks must be its own. resident: it also stays on the device. frozen: it is streamed and has no states. fp8: it is frozen, and stored in 8 bits an element.
         """
 
 class CoreOptions:
@@ -1031,7 +1032,7 @@ def fetch_footprint(
     chunk_elems: typing.SupportsInt,
 ) -> dict[str, int]:
     """
-    Bytes on the device, and of page-locked memory, that an engine's stream() takes, and bytes that it fetches for a forward and its backward.
+    Bytes on the device, and of page-locked memory, that an engine's stream() takes, and bytes that it fetches for a forward and its backward, and for the forward alone.
     """
 
 def flush_denormals(on: bool) -> bool:

@@ -18,30 +18,9 @@ from pydantic.fields import FieldInfo
 
 from sluiceway.config.fields import Section
 from sluiceway.config.option_docs import documentation, parameter
-from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.errors import InvalidArgument
 
 Receiver = Literal["engine", "weight"]
-
-
-def check_is_here(engine: str, here: Mapping[str, tuple[str, ...]], name: str, value: str) -> str:
-    """Refuse a value that is a valid name but that this version does not support.
-
-    Parameters
-    ----------
-    here : mapping
-        The supported values of each option.
-
-    Raises
-    ------
-    sluiceway.errors.Unavailable
-        The text names the supported values.
-    """
-    if value not in here[name]:
-        raise Unavailable(
-            f"{name}: {value} is not in this version of the engine {engine}, it has "
-            f"{' and '.join(here[name])}"
-        )
-    return value
 
 
 def option(

@@ -52,7 +52,7 @@ class OffloadPlan(DevicePlan):
         blocks, frozen = [], []
         elements = chunk_elements("store", config.store.chunk)
         if engine.weights == "streamed":
-            away, frozen = choose_streamed("offload", model, weights, elements, engine.resident)
+            away, frozen = choose_streamed("offload", model, weights, elements, engine)
             blocks = [of for _, of in away]
         self._streamed_bytes = sum(w.parameter.nbytes for w in (*weights, *frozen) if w.away)
         self._fetch = fetch_footprint([*weights, *frozen], blocks, elements)
@@ -276,7 +276,7 @@ class OffloadPlan(DevicePlan):
         share, disk_gbps = self._drive_share, speeds.get("disk_gbps") or math.inf
         slowest = min(link.h2d_gbps, disk_gbps / share if share else math.inf)
         # Beside the work of the device. The last blocks stay for the backward.
-        fetch = self._streamed_bytes / (1e9 * slowest)
+        fetch = self._fetch["forward_bytes"] / (1e9 * slowest)
         fetch_again = self._fetch["pass_bytes"] / (1e9 * slowest) - fetch
         forward, backward = max(forward, fetch), max(backward, fetch_again)
         # Inputs of blocks wait for link and drive, so that they do not pile up on the device.

@@ -32,7 +32,8 @@ class CompressedWeight:
     identity: bool = False  # Embedding or head: its whole gradient crosses.
     streamed: bool = False  # The engine stores its values, for forwards to read;
     resident: bool = False  # they are in the parameter nevertheless.
-    frozen: bool = False  # It is streamed and not trained.
+    frozen: bool = False  # It is streamed and not trained;
+    fp8: bool = False  # it is stored in 8 bits an element.
 
     @property
     def away(self) -> bool:

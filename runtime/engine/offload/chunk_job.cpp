@@ -145,6 +145,7 @@ void ChunkJob::visit(const StateStream::Visit& act, bool writes) {
   for (const ChunkPiece& piece : chunk.pieces) {
     if (form.is_frozen()) {
       std::vector<float> weight(static_cast<std::size_t>(piece.elems));
+      if (!writes) form.load_weight(parts, piece, weight);
       act(piece, {std::span<float>(), {}, weight});
       if (writes) form.copy_weight(parts, piece, weight);
       continue;

@@ -260,6 +260,30 @@ void OffloadEngine::begin(std::span<const AnyMatrix> tensors, StreamRef compute,
   note_uncommitted(true);
   commit();
   is_new_ = false;
+  for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
+    const int chunk = static_cast<int>(c);
+    const bool is_fp8 = tensor(plan_.chunks()[c].pieces.front().tensor).fp8;
+    if (is_fp8 && !is_chunk_away(chunk)) bring(chunk, tensors);
+  }
+}
+
+void OffloadEngine::bring(int chunk, std::span<const AnyMatrix> tensors) {
+  stream_.read(
+      chunk, written_version(), [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
+        const AnyMatrix& into = tensors[at(piece.tensor)];
+        with_type(into.dtype, [&](auto type) {
+          using T = decltype(type);
+          T* const there = static_cast<T*>(into.data) + piece.first;
+          const auto rounded = [](float value) { return from_float<T>(value); };
+          if (lanes_.device().is_host()) {
+            std::ranges::transform(state[2], there, rounded);
+            return;
+          }
+          std::vector<T> values(state[2].size());
+          std::ranges::transform(state[2], values.begin(), rounded);
+          copy_device_bytes(lanes_.device(), there, values.data(), values.size() * sizeof(T));
+        });
+      });
 }
 
 void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute) {
@@ -269,26 +293,8 @@ void OffloadEngine::resume(std::span<const AnyMatrix> tensors, StreamRef compute
   end_pass();
   if (begun_) synchronize();
   wait_for(compute);
-  const Version version = written_version();
   for (std::size_t c = 0; c < plan_.chunks().size(); ++c) {
-    if (is_chunk_away(static_cast<int>(c))) continue;
-    stream_.read(static_cast<int>(c), version,
-                 [&](const ChunkPiece& piece, const StateStream::PieceState& state) {
-                   const AnyMatrix& into = tensors[at(piece.tensor)];
-                   with_type(into.dtype, [&](auto type) {
-                     using T = decltype(type);
-                     T* const there = static_cast<T*>(into.data) + piece.first;
-                     const auto rounded = [](float value) { return from_float<T>(value); };
-                     if (lanes_.device().is_host()) {
-                       std::ranges::transform(state[2], there, rounded);
-                       return;
-                     }
-                     std::vector<T> values(state[2].size());
-                     std::ranges::transform(state[2], values.begin(), rounded);
-                     copy_device_bytes(lanes_.device(), there, values.data(),
-                                       values.size() * sizeof(T));
-                   });
-                 });
+    if (!is_chunk_away(static_cast<int>(c))) bring(static_cast<int>(c), tensors);
   }
   take_over();
   begun_ = true;
@@ -379,7 +385,7 @@ void OffloadEngine::start_read(int index, std::uint64_t first, std::span<std::by
 
 void OffloadEngine::read_weight(int index, std::span<std::byte> into) {
   check_begun("read_weight");
-  const std::uint64_t bytes = tensor(index).stored_weight_bytes();
+  const std::uint64_t bytes = stored_weight(index).bytes();
   SLUICEWAY_CHECK(is_streamed(index) && into.size() == bytes, "OffloadEngine: read_weight() of ",
                   tensor(index).name, " into ", into.size(),
                   " bytes, expected a streamed tensor and ", bytes, " bytes");

@@ -121,7 +121,8 @@ class OffloadEngine final : public GatedEngine {
   using HostWeight = std::function<AnyMatrix(int index)>;
   // Both access the tensors after work already on `compute`, which they wait for, and
   // before later work. begin() makes zero moments and copies the model's tensors to the masters;
-  // commits step 0. With `away`, weights that are away come from there, one after another.
+  // commits step 0. With `away`, weights that are away come from there, one after another. The
+  // model's tensors get the values of those that are stored as fp8 images.
   void begin(std::span<const AnyMatrix> tensors, StreamRef compute = StreamRef::host(),
              const HostWeight& away = {});
   // Overwrites the model's tensors from the masters of the last commit; steps continue from there.
@@ -157,7 +158,10 @@ class OffloadEngine final : public GatedEngine {
   // enqueued; every other call that changes weights ends the pass. InvalidArgument: no stream()
   // yet.
   WeightFetch& fetch();
-  // Copies the weight after the last step into host memory: stored_weight_bytes() of the tensor.
+  StoredWeight stored_weight(int index) const {
+    return tensor(index).stored_weight(options_.chunk_elems);
+  }
+  // Copies the weight after the last step into host memory, as it is stored.
   void read_weight(int index, std::span<std::byte> into);
 
   // ---- Durability ----
@@ -204,6 +208,8 @@ class OffloadEngine final : public GatedEngine {
   void check_stream(const char* what, StreamRef compute) const;
   void wait(int group) { lanes_.wait(groups_.update(group)); }
   void take_over();  // Takes the counts of the last commit.
+  // Copies the stored values of a chunk's tensors to the model.
+  void bring(int chunk, std::span<const AnyMatrix> tensors);
   std::vector<PieceUpdate> updates_of(int chunk, const OffloadRequest& request, float factor) const;
   ChunkUpdate::Emit emit_to(int chunk, const OffloadRequest& request);
   void send(int chunk, const OffloadRequest& request, float factor);

@@ -4,8 +4,11 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/elements.h"
+#include "kernels/fp8_image.h"
+#include "kernels/perturb.h"
 #include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/extent_sum.h"
+#include "runtime/engine/offload/stored_weight.h"
 #include "runtime/store/blocks.h"
 
 namespace sluiceway {
@@ -47,7 +50,8 @@ StateForm::StateForm(StateCodec codec, const PlannedChunk& chunk, std::span<cons
                       " shares its chunk with ", chunk.pieces.size() - 1,
                       " others, expected chunks of its own; use smaller chunks");
       streamed_ = weights_[tensor];
-      is_frozen_ = streamed[tensor] == Streamed::kFrozen;
+      is_frozen_ = streamed[tensor] != Streamed::kTrained;
+      stored_form_ = stored_form(streamed[tensor], weights_[tensor]);
     }
     widest_ = std::max(widest_, master_width(is_narrow(piece)));
   }
@@ -82,7 +86,7 @@ std::size_t StateForm::part_bytes() const noexcept {
 
 std::size_t StateForm::weight_bytes() const noexcept {
   if (!streamed_ || (is_plain() && !is_frozen_ && *streamed_ == DType::kF32)) return 0;
-  return elems_ * size_bytes(*streamed_);
+  return StoredWeight::chunk_bytes(stored_form_, static_cast<std::int64_t>(elems_));
 }
 
 // A piece begins at a whole block, and has room for whole blocks.
@@ -117,19 +121,29 @@ std::span<float> StateForm::masters(const Parts& parts, const ChunkPiece& piece)
 
 std::span<std::byte> StateForm::weight(const Parts& parts, const ChunkPiece& piece) const {
   const auto elems = static_cast<std::size_t>(piece.elems);
-  if (is_copy() || is_frozen_) return parts[kWeight].first(elems * size_bytes(*streamed_));
+  if (is_copy() || is_frozen_) return parts[kWeight].first(stored_form_.bytes(elems));
   if (!is_narrow(piece)) return std::as_writable_bytes(masters(parts, piece));
   return std::as_writable_bytes(master_of<bf16>(parts, piece, 0, elems));
 }
 
 void StateForm::copy_weight(const Parts& parts, const ChunkPiece& piece,
                             std::span<const float> master) const {
-  with_type(*streamed_, [&](auto type) {
-    using T = decltype(type);
-    std::ranges::transform(master, elements<T>(weight(parts, piece)).begin(),
-                           [](float value) { return from_float<T>(value); });
-  });
+  if (stored_form_.is_fp8_image()) {
+    cpu::make_fp8_image(master, weight(parts, piece));
+  } else {
+    with_type(*streamed_, [&](auto type) {
+      using T = decltype(type);
+      std::ranges::transform(master, elements<T>(weight(parts, piece)).begin(),
+                             [](float value) { return from_float<T>(value); });
+    });
+  }
   clear_end(parts, piece);
+}
+
+void StateForm::load_weight(const Parts& parts, const ChunkPiece& piece,
+                            std::span<float> values) const {
+  cpu::materialise(weight(parts, piece), stored_form_, std::as_writable_bytes(values), DType::kF32,
+                   Theta{});
 }
 
 void StateForm::clear_end(const Parts& parts, const ChunkPiece& piece) const {

@@ -19,7 +19,7 @@
 //   bf16 or 8bit, f32 or bf16            kWeight: what the master holds of the weight moves there
 //   any other                            kWeight: a copy that follows the master
 //
-// A frozen tensor has kWeight and no states.
+// A frozen tensor has kWeight and no states. Its weight is in the model's type, or an fp8 image.
 //
 // Lifetime:      the lists outlive the form.
 // Thread safety: a value that does not change; two threads may work on two pieces of a chunk.
@@ -37,6 +37,7 @@
 #include "kernels/base/dtype.h"
 #include "kernels/philox.h"
 #include "kernels/state_codec.h"
+#include "kernels/weight_form.h"
 #include "runtime/engine/offload/chunk_plan.h"
 
 namespace sluiceway {
@@ -46,7 +47,12 @@ enum class StateCodec : std::uint8_t { kFp32, kBf16, k8Bit };
 std::string_view to_string(StateCodec codec) noexcept;
 
 // Whether a tensor's weight is stored for a forward to read.
-enum class Streamed : std::uint8_t { kNo, kTrained, kFrozen };
+enum class Streamed : std::uint8_t { kNo, kTrained, kFrozen, kFrozenFp8 };
+
+// Returns the form of a stored weight of this type.
+constexpr WeightForm stored_form(Streamed streamed, DType dtype) noexcept {
+  return streamed == Streamed::kFrozenFp8 ? WeightForm::fp8_image() : WeightForm(dtype);
+}
 
 enum class StateSet : std::uint8_t { kNone, kWeights, kAll };  // kWeights: what they are made of.
 
@@ -96,9 +102,11 @@ class StateForm {
   std::size_t weight_part() const noexcept { return weight_bytes() > 0 ? kWeight : kMaster; }
   // Whether that part is a copy, which an update writes and does not read.
   bool is_copy() const noexcept { return is_streamed() && !is_frozen_ && !holds(*streamed_); }
-  // Makes kWeight of a piece from its master.
+  // Makes kWeight of a piece from its master, or from the values of a frozen weight.
   void copy_weight(const Parts& parts, const ChunkPiece& piece,
                    std::span<const float> master) const;
+  // Reads the values of a frozen weight.
+  void load_weight(const Parts& parts, const ChunkPiece& piece, std::span<float> values) const;
   // Clears what a copy has behind its piece, which is stored too.
   void clear_end(const Parts& parts, const ChunkPiece& piece) const;
 
@@ -136,7 +144,8 @@ class StateForm {
   StateCodec codec_;
   std::size_t elems_;  // Stored ones.
   std::span<const DType> weights_;
-  std::optional<DType> streamed_;  // The type of the weight, if it is streamed.
+  std::optional<DType> streamed_;         // The type of the weight, if it is streamed,
+  WeightForm stored_form_ = DType::kF32;  // and its form.
   bool is_frozen_ = false;
   std::size_t widest_;  // Bytes of an element of the widest master, without what is in kWeight.
 };

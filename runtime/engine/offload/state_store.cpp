@@ -5,7 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/offload_footprint.h"
 #include "runtime/store/store_catalogue.h"
 
@@ -19,7 +18,9 @@ Json catalogue_of(std::span<const TensorSpec> tensors, const ChunkPlan& plan,
   Json rows = Json::array();
   for (const TensorSpec& tensor : tensors) {
     rows.push_back({tensor.name, tensor.shape, to_string(tensor.dtype)});
-    if (tensor.streamed) rows.back().push_back(tensor.frozen ? "frozen" : "streamed");
+    if (!tensor.streamed) continue;
+    rows.back().push_back(tensor.frozen ? "frozen" : "streamed");
+    if (tensor.fp8) rows.back().push_back(to_string(WeightForm::fp8_image()));
   }
   Json catalogue{{"format", 1},
                  {"engine", "offload"},
@@ -37,9 +38,8 @@ std::int64_t TensorSpec::elems() const noexcept {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies());
 }
 
-std::uint64_t TensorSpec::stored_weight_bytes() const noexcept {
-  const std::int64_t stored = round_up(elems(), ChunkPlan::kStoredAlignment);
-  return static_cast<std::uint64_t>(stored) * size_bytes(dtype);
+StoredWeight TensorSpec::stored_weight(std::int64_t chunk_elems) const {
+  return {stored_form(how_streamed(), dtype), dtype, elems(), chunk_elems};
 }
 
 OpenedStore open_state_store(Budget& budget, const StoreOptions& options,

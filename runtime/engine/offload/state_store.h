@@ -18,6 +18,7 @@
 #include "kernels/base/dtype.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/state_stream.h"
+#include "runtime/engine/offload/stored_weight.h"
 #include "runtime/store/chunk_store.h"
 #include "runtime/store/store_options.h"
 
@@ -32,15 +33,18 @@ struct TensorSpec {
   bool streamed = false;      // Its weight is in the store, for a forward to read.
   bool resident = false;      // Nevertheless it also stays on the device.
   bool frozen = false;        // It is streamed, has no states, and gets no gradient.
+  bool fp8 = false;           // It is frozen, and stored as fp8 images (stored_weight.h).
 
   bool is_away() const noexcept { return streamed && !resident; }
   Streamed how_streamed() const noexcept {
-    return !streamed ? Streamed::kNo : frozen ? Streamed::kFrozen : Streamed::kTrained;
+    if (!streamed) return Streamed::kNo;
+    if (!frozen) return Streamed::kTrained;
+    return fp8 ? Streamed::kFrozenFp8 : Streamed::kFrozen;
   }
 
   std::int64_t elems() const noexcept;
-  // Returns the bytes of a streamed weight in the store: whole blocks.
-  std::uint64_t stored_weight_bytes() const noexcept;
+  // Returns how a streamed weight lies in a store with chunks of so many elements.
+  StoredWeight stored_weight(std::int64_t chunk_elems) const;
   std::int64_t rows() const noexcept { return shape.size() == 2 ? shape[0] : 1; }
   std::int64_t cols() const noexcept { return shape.size() == 2 ? shape[1] : elems(); }
 };

@@ -193,28 +193,33 @@ ChunkId StateStream::state_chunk(int chunk, std::size_t part) const {
 
 void StateStream::read_weight(int tensor, Version version, std::uint64_t first,
                               std::span<std::byte> into, ChunkStore::Done done) {
-  const std::size_t width = size_bytes(types_.weights[static_cast<std::size_t>(tensor)]);
-  const auto begin_of = [&](int chunk) {
+  const auto form_of = [&](int chunk) {
     const PlannedChunk& planned = plan_.chunks()[static_cast<std::size_t>(chunk)];
-    return static_cast<std::uint64_t>(planned.pieces.front().first) * width;
+    return StateForm(types_.codec, planned, types_.weights, types_.streamed);
   };
-  std::vector<int> chunks;
-  std::ranges::copy_if(plan_.of_tensor(tensor), std::back_inserter(chunks), [&](int chunk) {
-    return begin_of(chunk) >= first && begin_of(chunk) < first + into.size();
-  });
+  struct Read {
+    int chunk;
+    std::uint64_t at;  // Byte of `into`.
+  };
+  std::vector<Read> chunks;
+  std::uint64_t at = 0;
+  for (const int chunk : plan_.of_tensor(tensor)) {
+    if (at >= first && at < first + into.size()) chunks.push_back({chunk, at - first});
+    const StateForm form = form_of(chunk);
+    at += form.bytes_of(form.weight_part());
+  }
   const auto all =
       std::make_shared<Countdown>(static_cast<int>(chunks.size()), HopDone(std::move(done)));
-  for (const int chunk : chunks) {
+  for (const Read& read : chunks) {
     begin(all, nullptr, [&](ChunkStore::Done ended) {
-      const PlannedChunk& planned = plan_.chunks()[static_cast<std::size_t>(chunk)];
-      const StateForm form(types_.codec, planned, types_.weights, types_.streamed);
+      const StateForm form = form_of(read.chunk);
       const std::size_t part = form.weight_part();
-      const auto to = into.subspan(begin_of(chunk) - first, form.bytes_of(part));
-      if (places_.in_place(chunk)) {
-        std::ranges::copy(state_memory(chunk, form, part), to.begin());
+      const auto to = into.subspan(read.at, form.bytes_of(part));
+      if (places_.in_place(read.chunk)) {
+        std::ranges::copy(state_memory(read.chunk, form, part), to.begin());
         return ended(nullptr);
       }
-      const ChunkId id = state_chunk(chunk, part);
+      const ChunkId id = state_chunk(read.chunk, part);
       requests_.read(id, version_of(id, version), to, std::move(ended));
     });
   }

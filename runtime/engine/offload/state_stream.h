@@ -129,8 +129,8 @@ class StateStream {
   void write_extent(int chunk, int slot, std::span<const std::byte> from, ChunkStore::Done done);
 
   // ---- From any thread ----
-  // Reads a streamed weight in the model's type, or those of its chunks that fill `into`, from byte
-  // `first` of TensorSpec::stored_weight_bytes() on. No update of it may be in the lanes, and no
+  // Reads a streamed weight as it is stored (stored_weight.h), or those of its chunks that fill
+  // `into`, from byte `first` on. No update of it may be in the lanes, and no
   // call that changes the store may run. `done` may come from any thread.
   void read_weight(int tensor, Version version, std::uint64_t first, std::span<std::byte> into,
                    ChunkStore::Done done);

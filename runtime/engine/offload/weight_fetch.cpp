@@ -9,11 +9,27 @@
 namespace sluiceway {
 namespace {
 
-// A turn reads its weight as it arrived.
-class AsItArrived final : public PassWork {
+// Unpacks the parts of weights that are not stored as the model has them.
+class Unpacks final : public PassWork {
  public:
-  void make_copies(const StreamedWeight&, int, const TurnCopies&, StreamRef) const override {}
+  explicit Unpacks(std::span<const StoredWeight> stored) : stored_(stored) {}
+
+  void make_copies(const StreamedWeight& weight, int, const TurnCopies& copies,
+                   StreamRef stream) const override {
+    stored_[static_cast<std::size_t>(weight.source)].unpack(
+        copies.first_byte, copies.weight, {copies.first, weight.copy_bytes()}, stream);
+  }
+
+ private:
+  std::span<const StoredWeight> stored_;
 };
+
+std::vector<StoredWeight> stored_of(std::span<const TensorSpec> tensors, std::int64_t chunk_elems) {
+  std::vector<StoredWeight> stored;
+  stored.reserve(tensors.size());
+  for (const TensorSpec& tensor : tensors) stored.push_back(tensor.stored_weight(chunk_elems));
+  return stored;
+}
 
 std::vector<int> first_uses_of(const std::vector<std::vector<int>>& blocks) {
   SLUICEWAY_CHECK(!blocks.empty(), "WeightFetch: 0 blocks, expected at least one");
@@ -43,7 +59,8 @@ std::vector<StreamedWeight> uses_of(std::span<const TensorSpec> tensors,
       StreamedWeight& use = uses.emplace_back();
       use.name = tensor.name;
       use.elements = tensor.elems();
-      use.form = tensor.dtype;
+      use.form = stored_form(tensor.how_streamed(), tensor.dtype);
+      if (tensor.fp8) use.computed = tensor.dtype;
       use.module = module;
       use.source = index;
     }
@@ -55,13 +72,17 @@ std::vector<StreamedWeight> uses_of(std::span<const TensorSpec> tensors,
   return uses;
 }
 
-// Whole chunks, as they are read.
-std::uint64_t part_bytes_of(const TensorSpec& tensor, std::int64_t chunk_elems) {
-  const auto each =
-      static_cast<std::uint64_t>(ChunkPlan::elems_of_each(tensor.elems(), chunk_elems)) *
-      size_bytes(tensor.dtype);
-  const std::uint64_t chunks = std::max<std::uint64_t>(1, WeightFetch::kPartBytes / each);
-  return std::min(chunks * each, tensor.stored_weight_bytes());
+// The largest part that is unpacked on the device.
+std::uint64_t scratch_bytes_of(std::span<const StoredWeight> stored,
+                               const std::vector<std::vector<int>>& blocks) {
+  std::uint64_t most = 0;
+  for (const std::vector<int>& block : blocks) {
+    for (const int index : block) {
+      const StoredWeight& weight = stored[static_cast<std::size_t>(index)];
+      if (weight.is_packed()) most = std::max(most, weight.part_bytes(WeightFetch::kPartBytes));
+    }
+  }
+  return most;
 }
 
 RingDepth depth_of(int ahead) {
@@ -73,13 +94,15 @@ RingDepth depth_of(int ahead) {
   return depth;
 }
 
-WeightRingOptions ring_options(const EngineLanes::Options& lanes, WeightSource& source, int ahead) {
+WeightRingOptions ring_options(const EngineLanes::Options& lanes, WeightSource& source, int ahead,
+                               std::uint64_t scratch_bytes) {
   WeightRingOptions options(lanes.device);
   options.lanes = lanes;
   options.depth = depth_of(ahead);
   options.source = &source;
   options.reads_change = true;
   options.reads_between = false;
+  options.scratch_bytes = scratch_bytes;
   return options;
 }
 
@@ -89,16 +112,19 @@ WeightFetch::Footprint WeightFetch::footprint(std::span<const TensorSpec> tensor
                                               const std::vector<std::vector<int>>& blocks,
                                               int ahead, std::int64_t chunk_elems) {
   const std::vector<StreamedWeight> uses = uses_of(tensors, blocks, ahead);
+  const std::vector<StoredWeight> stored = stored_of(tensors, chunk_elems);
   std::vector<ReadSize> reads;
   reads.reserve(uses.size());
   Footprint footprint;
   for (const StreamedWeight& use : uses) {
-    const TensorSpec& tensor = tensors[static_cast<std::size_t>(use.source)];
-    reads.push_back({tensor.stored_weight_bytes(), part_bytes_of(tensor, chunk_elems)});
-    footprint.pass += use.bytes();
+    const StoredWeight& weight = stored[static_cast<std::size_t>(use.source)];
+    reads.push_back({weight.bytes(), weight.part_bytes(kPartBytes)});
+    const std::uint64_t bytes = weight.is_packed() ? weight.bytes() : use.bytes();
+    footprint.pass += bytes;
+    if (use.module < static_cast<int>(blocks.size())) footprint.forward += bytes;
   }
   const SlotPlan slots = plan_slots(uses, std::vector<bool>(uses.size()), reads, depth_of(ahead));
-  footprint.device = slots.bytes;
+  footprint.device = slots.bytes + scratch_bytes_of(stored, blocks);
   footprint.pinned = slots.staging_bytes;
   return footprint;
 }
@@ -107,11 +133,13 @@ WeightFetch::WeightFetch(const EngineLanes::Options& lanes, Reader reader,
                          std::span<const TensorSpec> tensors,
                          const std::vector<std::vector<int>>& blocks, int ahead)
     : reader_(std::move(reader)),
-      tensors_(tensors),
+      stored_(stored_of(tensors, reader_.chunk_elems)),
       blocks_(blocks),
       first_(first_uses_of(blocks_)),
       staying_(staying_blocks(blocks_, ahead)),
-      ring_(ring_options(lanes, *this, ahead), uses_of(tensors, blocks_, ahead)) {}
+      unpacks_(std::make_shared<Unpacks>(stored_)),
+      ring_(ring_options(lanes, *this, ahead, scratch_bytes_of(stored_, blocks_)),
+            uses_of(tensors, blocks_, ahead)) {}
 
 int WeightFetch::first_use(Phase phase, int block) const {
   SLUICEWAY_CHECK(block >= 0 && block < count(), "WeightFetch: block ", block, ", expected 0 to ",
@@ -174,7 +202,7 @@ void WeightFetch::release_kept() {
 
 void WeightFetch::begin() {
   if (in_pass_) return;
-  ring_.begin(std::make_shared<AsItArrived>());
+  ring_.begin(unpacks_);
   in_pass_ = true;
 }
 
@@ -185,16 +213,14 @@ void WeightFetch::finish() {
   in_pass_ = turned_ = false;
 }
 
-std::uint64_t WeightFetch::read_bytes(std::size_t weight) const {
-  return tensors_[weight].stored_weight_bytes();
-}
+std::uint64_t WeightFetch::read_bytes(std::size_t weight) const { return stored_[weight].bytes(); }
 
 void WeightFetch::read(std::size_t weight, std::span<std::byte> into, Done done) {
   read_part(weight, 0, into, std::move(done));
 }
 
 std::uint64_t WeightFetch::part_bytes(std::size_t weight) const {
-  return part_bytes_of(tensors_[weight], reader_.chunk_elems);
+  return stored_[weight].part_bytes(kPartBytes);
 }
 
 void WeightFetch::read_part(std::size_t weight, std::uint64_t first, std::span<std::byte> into,

@@ -17,8 +17,9 @@
 // Lifetime:      `tensors`, what `reader` uses, and every stream passed in, outlive it; its
 //                destructor waits for reads in flight.
 // Errors:        those of WeightRing.
-// Cost:          device: slots for 1 + `ahead` blocks. Pinned tier: a few parts of weights, which
-//                do not grow with the blocks (SlotPlan::kPartsBytes).
+// Cost:          device: slots for 1 + `ahead` blocks, and room for a part of a weight that is not
+//                stored as the model has it, which is unpacked there. Pinned tier: a few parts of
+//                weights, which do not grow with the blocks (SlotPlan::kPartsBytes).
 #pragma once
 
 #include <cstdint>
@@ -39,8 +40,8 @@ namespace sluiceway {
 class WeightFetch final : private WeightSource {
  public:
   struct Reader {
-    // Reads whole chunks of the weight after its last update, which it waits for: those that fill
-    // `into`, from byte `first` of its stored_weight_bytes() on.
+    // Reads whole chunks of the weight after its last update, which it waits for, as they are
+    // stored: those that fill `into`, from byte `first` on.
     std::function<void(int tensor, std::uint64_t first, std::span<std::byte> into, Done done)> read;
     bool is_disk = true;
     std::int64_t chunk_elems = ChunkPlan::kChunkElems;
@@ -50,7 +51,8 @@ class WeightFetch final : private WeightSource {
 
   struct Footprint {
     std::uint64_t device = 0, pinned = 0;  // Bytes that an object takes of the tiers.
-    std::uint64_t pass = 0;                // Bytes that it fetches for a forward and its backward.
+    std::uint64_t pass = 0;                // Bytes that it fetches for a forward and its backward,
+    std::uint64_t forward = 0;             // and for the forward.
   };
   static Footprint footprint(std::span<const TensorSpec> tensors,
                              const std::vector<std::vector<int>>& blocks, int ahead,
@@ -89,11 +91,12 @@ class WeightFetch final : private WeightSource {
   void release_kept();
 
   Reader reader_;
-  std::span<const TensorSpec> tensors_;
+  std::vector<StoredWeight> stored_;  // By tensor.
   std::vector<std::vector<int>> blocks_;
   std::vector<int> first_;         // By block: its first use in a forward; and the count of all.
   int staying_;                    // The last blocks, which stay in their slots after a forward.
   std::map<int, StreamRef> kept_;  // Those that wait there, by the stream that read them.
+  std::shared_ptr<const PassWork> unpacks_;
   bool in_pass_ = false;
   bool turned_ = false;          // The backward of this pass has begun.
   std::map<int, int> acquired_;  // How often, by the first use of the block.

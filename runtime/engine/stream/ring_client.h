@@ -64,7 +64,8 @@ class WeightSource {
 
 // A weight on the device, and the copies that one turn reads.
 struct TurnCopies {
-  std::span<const std::byte> weight;
+  std::span<const std::byte> weight;              // In a direct ring: a part of it,
+  std::uint64_t first_byte = 0;                   // and the byte at which that begins.
   std::byte *first = nullptr, *second = nullptr;  // `second` only where a turn reads two.
   std::span<std::byte> scratch;                   // The lane's own, free when the work is done.
 };

@@ -76,25 +76,39 @@ Hop RingHops::await(LaneId lane, std::vector<Event> events) {
 
 Hop RingHops::copy(int use, const std::byte* staging, std::byte* to, std::vector<AtEndPtr> ends) {
   const auto* const host = static_cast<const std::byte*>(weight(use).host);
-  return copy_part(use, {staging != nullptr ? staging : host, weight(use).bytes()}, to,
-                   std::move(ends));
+  Hop hop;
+  hop.lane = ring_lanes::kH2d;
+  hop.bytes = weight(use).bytes();
+  hop.run = [this, use, from = staging != nullptr ? staging : host, to, bytes = hop.bytes,
+             ends = std::move(ends)](StreamRef stream) {
+    before(ring_lanes::kH2d, use);
+    lanes_.h2d().copy(to, from, bytes, stream);
+  };
+  return hop;
 }
 
-Hop RingHops::copy_part(int use, std::span<const std::byte> staging, std::byte* to,
+Hop RingHops::copy_part(int use, std::uint64_t first, std::span<const std::byte> staging,
+                        std::byte* to, std::shared_ptr<const RingPass> pass,
                         std::vector<AtEndPtr> ends) {
   Hop hop;
   hop.lane = ring_lanes::kH2d;
   hop.bytes = staging.size();
-  hop.run = [this, use, staging, to, ends = std::move(ends)](StreamRef stream) {
+  hop.run = [this, use, first, staging, to, pass = std::move(pass),
+             ends = std::move(ends)](StreamRef stream) {
     before(ring_lanes::kH2d, use);
-    lanes_.h2d().copy(to, staging.data(), staging.size(), stream);
+    const bool is_packed = weight(use).computed.has_value();
+    std::byte* const arrives = is_packed ? scratch_.front().as<std::byte>().data() : to + first;
+    lanes_.h2d().copy(arrives, staging.data(), staging.size(), stream);
+    if (!is_packed) return;
+    pass->work->make_copies(first_of(use), 0, {{arrives, staging.size()}, first, to, nullptr, {}},
+                            stream);
   };
   return hop;
 }
 
 Hop RingHops::make_copies(int use, int round, LaneId lane, const std::byte* from, std::byte* first,
                           std::byte* second, std::shared_ptr<const RingPass> pass, AtEndPtr end) {
-  TurnCopies copies{{from, static_cast<std::size_t>(weight(use).bytes())}, first, second, {}};
+  TurnCopies copies{{from, static_cast<std::size_t>(weight(use).bytes())}, 0, first, second, {}};
   if (!scratch_.empty()) {
     const Buffer& scratch = scratch_[static_cast<std::size_t>(lane - ring_lanes::kCopies)];
     copies.scratch = {scratch.data(), scratch.size()};

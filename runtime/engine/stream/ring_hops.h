@@ -99,10 +99,11 @@ class RingHops {
   std::uint64_t read_bytes(int use) const;
   std::uint64_t part_bytes(int use) const;
   Hop read(int use, std::byte* staging, AtEndPtr end);
-  // In a direct ring: a part of the use, from byte `first` on.
+  // In a direct ring: a part of the use, from byte `first` on. `to`: the slot of its turn. A part
+  // that is not of the type that turns read arrives in scratch memory, and is unpacked from there.
   Hop read_part(int use, std::uint64_t first, std::span<std::byte> staging);
-  Hop copy_part(int use, std::span<const std::byte> staging, std::byte* to,
-                std::vector<AtEndPtr> ends);
+  Hop copy_part(int use, std::uint64_t first, std::span<const std::byte> staging, std::byte* to,
+                std::shared_ptr<const RingPass> pass, std::vector<AtEndPtr> ends);
   // Waits in the lane without a thread.
   static Hop await(LaneId lane, std::vector<Event> events);
   // Copies from host memory, or from the place of its read.
@@ -130,7 +131,7 @@ class RingHops {
   EngineLanes& lanes_;
   std::span<const StreamedWeight> uses_;
   std::span<const int> first_use_;
-  std::vector<Buffer> scratch_;  // By lane.
+  std::vector<Buffer> scratch_;  // By lane that makes copies; in a direct ring of the link's.
   std::atomic<std::uint64_t> disk_read_ = 0;
 };
 

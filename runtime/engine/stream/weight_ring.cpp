@@ -517,7 +517,9 @@ void WeightRing::submit_copies(const EntryPtr& entry, const Turn& turn) {
 // A part waits for the crossing of the one before it in its staging slot, which was submitted
 // earlier, and for the slot of its turn: neither needs what comes later.
 void WeightRing::submit_direct(const EntryPtr& entry, const Turn& turn) {
-  const std::uint64_t read = hops_.read_bytes(turn.use), crosses = uses_[at(turn.use)].bytes();
+  const StreamedWeight& weight = uses_[at(turn.use)];
+  const std::uint64_t read = hops_.read_bytes(turn.use);
+  const std::uint64_t crosses = weight.computed ? read : weight.bytes();
   const std::uint64_t each = hops_.part_bytes(turn.use);
   for (std::uint64_t first = 0; first < crosses; first += each) {
     const Slot slot = std::exchange(parts_.front(), {});
@@ -529,8 +531,8 @@ void WeightRing::submit_direct(const EntryPtr& entry, const Turn& turn) {
     payload.hops = {RingHops::await(ring_lanes::kFree, {slot.free}),
                     hops_.read_part(turn.use, first, {slot.data, std::min(each, read - first)}),
                     RingHops::await(ring_lanes::kStaged, {turn.pair.free}),
-                    hops_.copy_part(turn.use, {slot.data, bytes}, turn.pair.first + first,
-                                    {crossed, entry->arrived, entry->through})};
+                    hops_.copy_part(turn.use, first, {slot.data, bytes}, turn.pair.first,
+                                    entry->pass, {crossed, entry->arrived, entry->through})};
     parts_.push_back({slot.data, crossed->event()});
     lanes_.executor().submit(std::move(payload));
   }

@@ -6,9 +6,11 @@
 //   compute  acquire() .. release()           reads the pair
 //
 // In a direct ring (RingDepth::direct) a turn reads one copy, as it arrived: the weight crosses
-// into the slot of its turn, and nothing makes copies. It is read and crosses in parts, each a
-// payload of its own, through staging slots that all weights share. A pass then has one round, all
-// weights have a source, and none is resident.
+// into the slot of its turn. It is read and crosses in parts, each a payload of its own, through
+// staging slots that all weights share. A part of a weight whose turns read another type
+// (StreamedWeight::computed) crosses into scratch memory, and make_copies() of the pass unpacks it
+// from there in the lane of the link. A pass then has one round, all weights have a source, and
+// none is resident.
 //
 // With written weights, steps are also written into them:
 //
@@ -101,7 +103,8 @@ struct WeightRingOptions {
   int reads = 4;                      // Concurrent reads of the source.
   int copy_lanes = 1;
   std::string copy_lane = "copies";  // Its name in a trace.
-  std::size_t scratch_bytes = 0;     // Device memory that each of these lanes lends to the work.
+  std::size_t scratch_bytes = 0;     // Device memory that each of these lanes lends to the work;
+                                     // in a direct ring of a part, if one is unpacked.
   int device_cpu = -1;
   int lane_cpu = -1;
   // Called in a hop before its work, so that tests can wait or throw there.

@@ -10,18 +10,13 @@ from sluiceway.config.codec_names import LEARNED, OFFERED
 from sluiceway.config.codec_options import CodecOptions, Ratio, ratio_option
 from sluiceway.config.engine_section import TieredSection
 from sluiceway.config.fields import Natural, Size
-from sluiceway.config.options import Options, check_is_here, option
+from sluiceway.config.options import Options, option
 from sluiceway.config.shared_options import BackwardOptions
 from sluiceway.errors import Unavailable
 
 if TYPE_CHECKING:
     from sluiceway.config.schema import Config
 
-# The values that this version has, by option.
-_HERE = {
-    "weights": ("resident", "streamed"),
-    "state_codec": ("fp32", "bf16", "8bit"),
-}
 _CODECS = ("identity", *(name for name in OFFERED if name not in ("identity", "none")))
 _DRAWN = [name for name in _CODECS[1:] if name not in LEARNED]  # Their projectors have a seed.
 
@@ -69,13 +64,21 @@ class _StateOptions(Options):
         "Bytes of streamed weights that stay on the device, as whole blocks, spread evenly over "
         "the model. They are not fetched.",
     )
-    state_codec: Literal["fp32", "hilo", "bf16", "8bit"] = option(
+    frozen_codec: Literal["identity", "fp8"] = option(
+        "identity",
+        "Format of streamed weights that are frozen, such as those below adapters (LoRA). identity "
+        "is that of the model. fp8 takes 8 bits a parameter in the store, on the drive and on the "
+        "link: E4M3 numbers with a power of two for each 128, rounded once to nearest, when the "
+        "optimizer is made. The device unpacks them to the model's type. The model then has the "
+        "rounded weights, also after `close()`.",
+    )
+    state_codec: Literal["fp32", "bf16", "8bit"] = option(
         "fp32",
         "Format of stored moments and masters. fp32 takes 12 bytes a parameter and has the bits of "
         "AdamW. bf16 takes 6 for a bf16 weight, which is its own master, and 8 for others. 8bit "
         "takes 5.03 for a bf16 weight, whose master has 24 bits, and 6.03 for others; its moments "
         "share a scale in blocks of 256. Both round up or down at random from `seed`, so that the "
-        "mean is exact. hilo is not available yet.",
+        "mean is exact.",
         to=["engine"],
     )
 
@@ -96,10 +99,15 @@ class _StateOptions(Options):
             raise ValueError(f"is {value}, but weights is resident, so all stay; leave it out")
         return value
 
-    @field_validator(*_HERE)
+    @field_validator("frozen_codec")
     @classmethod
-    def _is_here(cls, value: str, field: ValidationInfo) -> str:
-        return check_is_here("offload", _HERE, field.field_name, value)
+    def _rounds_streamed(cls, value: str, field: ValidationInfo) -> str:
+        if value != "identity" and field.data.get("weights") != "streamed":
+            raise ValueError(
+                f"is {value}, but weights is resident, so frozen weights stay in the model's type; "
+                "take identity, or weights streamed"
+            )
+        return value
 
 
 class OffloadOptions(CodecOptions, BackwardOptions, _StateOptions):

@@ -39,12 +39,18 @@ def tensor_specs(weights: list[CompressedWeight]) -> list[_core.TensorSpec]:
     """Describe each weight for the compiled module.
 
     Of each its name, shape and dtype, whether its gradient may cross as a core, whether its weight
-    is stored, whether it stays on the device, and whether it is frozen.
+    is stored, whether it stays on the device, whether it is frozen, and stored in 8 bits.
     """
     with torch_private.asking_no_class():
         return [
             _core.TensorSpec(
-                w.name, w.parameter.detach(), not w.identity, w.streamed, w.resident, w.frozen
+                w.name,
+                w.parameter.detach(),
+                compressed=not w.identity,
+                streamed=w.streamed,
+                resident=w.resident,
+                frozen=w.frozen,
+                fp8=w.fp8,
             )
             for w in weights
         ]

@@ -166,7 +166,7 @@ class OffloadAdamW(EngineOptimizer):
         if self.options.weights == "streamed":
             elements = chunk_elements(self._owner, self.options.chunk)
             self._streamed, self._frozen = choose_streamed(
-                self._owner, model, selection.compressed, elements, self.options.resident
+                self._owner, model, selection.compressed, elements, self.options
             )
         return selection
 

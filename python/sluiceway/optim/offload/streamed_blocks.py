@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.config.engines.offload import OffloadOptions
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import find_blocks, weights_by_block
@@ -39,7 +40,7 @@ def choose_streamed(
     model: nn.Module,
     trained: list[CompressedWeight],
     chunk_elements: int,
-    room: int,
+    options: OffloadOptions,
 ) -> tuple[list[Block], list[CompressedWeight]]:
     """Mark the weights to stream; return the blocks that are away, in the model's order.
 
@@ -47,18 +48,19 @@ def choose_streamed(
     trains.
 
     A weight is streamed if one block alone reads it and if it fills at least half a chunk, so that
-    it shares none. Blocks stay on the device nevertheless, up to `room` bytes of such weights.
+    it shares none. Blocks stay on the device nevertheless, up to `options.resident` bytes of such
+    weights.
 
     Raises
     ------
     InvalidArgument
-        The model has no blocks, or no such weight.
+        The model has no blocks, no such weight, or no frozen one for `options.frozen_codec`.
     """
     found = find_blocks(owner, model)
     refuse_repeated(owner, model, [module for _, module in found.blocks])
     block_of = {id(p): number for _, p, number in weights_by_block(model, found)}
     numbers: list[list[int]] = [[] for _ in found.blocks]
-    frozen = _frozen_weights(model)
+    frozen = _frozen_weights(model, options.frozen_codec == "fp8")
     for weight in (*trained, *frozen):
         block = block_of.get(id(weight.parameter))
         weight.streamed = block is not None and 2 * weight.parameter.numel() >= chunk_elements
@@ -74,8 +76,13 @@ def choose_streamed(
             f"half a chunk, {chunk_elements // 2} elements, so none can be streamed; set a smaller "
             "chunk, or weights='resident'"
         )
+    if options.frozen_codec != "identity" and not frozen:
+        raise InvalidArgument(
+            f"{owner}: frozen_codec is {options.frozen_codec}, but no weight that is streamed is "
+            "frozen; take identity, or freeze weights with requires_grad_(False) first"
+        )
     sizes = [sum(weights[i].parameter.nbytes for i in of) for _, of in blocks]
-    stays = _core.choose_resident(sizes, room)
+    stays = _core.choose_resident(sizes, options.resident)
     for (_, of), is_resident in zip(blocks, stays, strict=True):
         for index in of:
             weights[index].resident = is_resident
@@ -87,10 +94,10 @@ def choose_streamed(
     return away, frozen
 
 
-def _frozen_weights(model: nn.Module) -> list[CompressedWeight]:
+def _frozen_weights(model: nn.Module, fp8: bool) -> list[CompressedWeight]:
     """List the frozen floating-point parameters of a model that the engine could store."""
     return [
-        WholeWeight(name, p, [], identity=True, frozen=True)
+        WholeWeight(name, p, [], identity=True, frozen=True, fp8=fp8)
         for name, p, _ in owners_of(model).values()
         if not p.requires_grad and p.dtype in DTYPES and p.numel()
     ]
@@ -112,11 +119,12 @@ def fetch_footprint(
     Returns
     -------
     dict
-        `device_bytes` and `pinned_bytes` of the slots that weights pass through, and `pass_bytes`,
-        which a forward and its backward fetch.
+        `device_bytes` and `pinned_bytes` of the slots that weights pass through, `pass_bytes`,
+        which a forward and its backward fetch, and `forward_bytes`, the forward's part of these.
     """
     if not blocks:
-        return dict.fromkeys(("device_bytes", "pinned_bytes", "pass_bytes"), 0)
+        names = ("device_bytes", "pinned_bytes", "pass_bytes", "forward_bytes")
+        return dict.fromkeys(names, 0)
     return _core.fetch_footprint(tensor_specs(weights), blocks, _AHEAD, chunk_elements)
 
 

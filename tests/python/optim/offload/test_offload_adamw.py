@@ -321,7 +321,6 @@ def test_what_cannot_be_trained_is_refused_by_its_name():
 @pytest.mark.parametrize(
     ("arguments", "kind", "say"),
     [
-        ({"state_codec": "hilo"}, sw.Unavailable, "state_codec: hilo.*it has fp32"),
         ({"codec": "svd"}, sw.Unavailable, "svd is not.*learns its projectors.*take block_random"),
         ({"weights": "mapped"}, sw.InvalidArgument, "'mapped', expected resident or streamed"),
         ({"state_codec": "int8"}, sw.InvalidArgument, "state_codec is .int8., expected fp32"),

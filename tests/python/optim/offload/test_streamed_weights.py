@@ -420,16 +420,97 @@ def test_adapters_on_a_base_that_is_fetched_and_never_written(dtype, codec, disk
         assert written < 2 * 64 * 64 * 4 * 6 or not disk
 
 
-def test_a_run_with_adapters_goes_on_from_its_store(tmp_path):
+@pytest.mark.parametrize("resident", [0, 1 << 15])
+def test_a_run_with_adapters_goes_on_from_its_store(resident, tmp_path):
     _, expected = ended(adapted(), offload)
     for first in (0, 2):
         model = adapted()
-        with streamed(model, tmp_path / "s") as opt:
+        with streamed(model, tmp_path / "s", resident=resident) as opt:
             assert opt.resume() == first
             steps_of(model, opt, steps=2, first=first)
             opt.synchronize()
             weights = weights_of(model)
     assert same_bits(weights, expected)
+
+
+def in_fp8(value):
+    """Round a tensor to E4M3 with a power of two for each 128 elements, the smallest that fits."""
+    blocks = functional.pad(value.double().flatten(), (0, -value.numel() % 128)).view(-1, 128)
+    largest = blocks.abs().amax(dim=1, keepdim=True)
+    # Numbers below 464 round to 448 or less. Scales are 2^-116 to 2^119.
+    scale = torch.ldexp(torch.ones_like(largest), torch.ceil(torch.log2(largest / 464)).int())
+    scale = torch.where(largest / scale >= 464, 2 * scale, scale).clamp(2.0**-116, 2.0**119)
+    rounded = (blocks / scale).float().to(torch.float8_e4m3fn).double() * scale
+    return rounded.flatten()[: value.numel()].view(value.shape).to(value.dtype)
+
+
+def rounded(model):
+    """Round the frozen matrices that are streamed."""
+    for p in model.blocks.parameters():
+        if not p.requires_grad and p.dim() == 2:
+            p.data = in_fp8(p.data)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("tier", "chunk"), [("host", 8192), ("host", 16384), ("disk", 8192)])
+@pytest.mark.parametrize("resident", [0, 1 << 15])
+def test_a_base_in_8_bits_trains_as_one_that_was_rounded_first(
+    dtype, tier, chunk, resident, tmp_path
+):
+    def made():
+        return adapted().to(dtype)
+
+    disk = tier == "disk"
+    arguments = {"chunk": chunk, "resident": resident, "frozen_codec": "fp8"}
+    drive = partial(steps_of, steps=2)
+    _, expected = ended(rounded(made()), offload, drive)
+    for first in (0, 2):
+        model = made()
+        with streamed(model, tmp_path if disk else None, **arguments) as opt:
+            assert opt.resume() == first
+            if not first:
+                drive(model, opt)
+            weights = weights_of(model)
+        assert same_bits(weights, expected)
+        assert same_bits(weights_of(model), expected)  # After close(), too.
+        if not disk:
+            return
+
+
+def test_a_base_in_8_bits_crosses_and_lies_in_fewer_bytes(tmp_path):
+    moved, stored = [], []
+    for codec in ("identity", "fp8"):
+        folder = tmp_path / codec
+        model = make(partial(Stack, blocks=8, width=128)).to(torch.bfloat16)
+        model.blocks.requires_grad_(False)
+        with streamed(model, folder, chunk=1 << 16, frozen_codec=codec) as opt:
+            crossed = dict.fromkeys(("h2d", "disk_read"), 0)
+            for step in range(STEPS):
+                steps_of(model, opt, steps=1, first=step)
+                crossed = {name: crossed[name] + opt.stats()["bytes"][name] for name in crossed}
+            moved.append(crossed)
+            stored.append(sum(f.stat().st_size for f in folder.iterdir()))
+    # 129 bytes for 128 elements, in whole blocks: five for a matrix, which has eight of bf16.
+    each = 16384
+    for name in ("h2d", "disk_read"):
+        assert 0.6 < moved[1][name] / moved[0][name] < 0.68
+    assert stored[0] - stored[1] == 2 * 2 * 8 * 3 * 4096
+    assert moved[1]["h2d"] > STEPS * 14 * 2 * each
+
+
+def test_a_store_of_a_base_in_8_bits_is_not_taken_for_another(tmp_path):
+    with streamed(adapted(), tmp_path, frozen_codec="fp8"):
+        pass
+    with pytest.raises(sw.InvalidArgument, match="fp8"):
+        streamed(adapted(), tmp_path)
+
+
+def test_8_bits_need_a_frozen_weight_that_is_streamed():
+    with pytest.raises(sw.InvalidArgument, match=r"frozen_codec is fp8.*requires_grad_\(False\)"):
+        streamed(stack(), frozen_codec="fp8")
+    with pytest.raises(sw.InvalidArgument, match=r"frozen_codec.*weights streamed"):
+        offload(adapted(), frozen_codec="fp8")
 
 
 def test_lora_of_peft_on_a_streamed_base():

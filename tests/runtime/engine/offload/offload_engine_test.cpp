@@ -167,7 +167,7 @@ TEST_P(OffloadEngineTest, StreamedWeightsHaveTheBitsOfAdamWInMemory) {
     }
     for (const std::vector<int>& block : blocks) {
       for (const int t : block) {
-        const std::uint64_t bytes = specs[static_cast<std::size_t>(t)].stored_weight_bytes();
+        const std::uint64_t bytes = engine->stored_weight(t).bytes();
         std::vector<std::byte> weight(bytes + kBlockBytes);
         const auto past = reinterpret_cast<std::uintptr_t>(weight.data()) % kBlockBytes;
         const auto whole = std::span(weight).subspan((kBlockBytes - past) % kBlockBytes, bytes);
