@@ -11,7 +11,7 @@ RESULTS := build/results
 PACKAGES := g++ cmake ninja-build ccache pkg-config python3-dev python3-venv ca-certificates \
   libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libxxhash-dev \
   libeigen3-dev libblkid-dev liburing-dev
-TEST_PACKAGES  := chromium e2fsprogs fdisk
+TEST_PACKAGES  := chromium e2fsprogs fdisk xz-utils
 CHECK_PACKAGES := clang libclang-rt-14-dev clang-format clang-tidy e2fsprogs fdisk
 
 # Lets build folders share compiled objects, those of other checkouts too. The name of the compiler

@@ -33,6 +33,8 @@ say() { echo "pack: $*" >&2; }
 
 fail() { say "$*"; exit 1; }
 
+command -v xz >/dev/null || fail "there is no xz; install xz-utils"
+
 record() { PYTHONPATH=$tree/python "$python" -m experiments.gpu.record "$@"; }
 
 where_is() { "$python" -c 'import importlib.util as u, sys
