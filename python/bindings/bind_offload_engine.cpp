@@ -312,18 +312,24 @@ void bind_footprints(py::module_& m) {
   m.def(
       "fetch_footprint",
       [](const std::vector<TensorSpec>& tensors, const std::vector<std::vector<int>>& blocks,
-         int ahead, std::int64_t chunk_elems) {
+         int ahead, std::int64_t chunk_elems, const std::string& state_codec) {
         const auto found = WeightFetch::footprint(tensors, blocks, ahead, chunk_elems);
+        const auto kept =
+            kept_room(tensors, blocks, ahead, chunk_elems, parse_state_codec(state_codec));
         py::typing::Dict<py::str, py::int_> result;
         result["device_bytes"] = found.device;
         result["pinned_bytes"] = found.pinned;
         result["pass_bytes"] = found.pass;
         result["forward_bytes"] = found.forward;
+        result["kept_bytes"] = kept.bytes();
+        result["spared_bytes"] = kept.spares;
         return result;
       },
       py::arg("tensors"), py::arg("blocks"), py::arg("ahead"), py::arg("chunk_elems"),
-      "Bytes on the device, and of page-locked memory, that an engine's stream() takes, and bytes "
-      "that it fetches for a forward and its backward, and for the forward alone.");
+      py::arg("state_codec"),
+      "Bytes on the device, and of page-locked memory, that an engine's stream() takes; bytes that "
+      "it fetches for a forward and its backward, and for the forward alone; host memory that "
+      "keeps weights for speculative updates, and the bytes that these need not read then.");
 }
 
 void bind_streaming(EngineClass<OffloadEngine>& engine) {

@@ -1030,9 +1030,10 @@ def fetch_footprint(
     blocks: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt]],
     ahead: typing.SupportsInt,
     chunk_elems: typing.SupportsInt,
+    state_codec: str,
 ) -> dict[str, int]:
     """
-    Bytes on the device, and of page-locked memory, that an engine's stream() takes, and bytes that it fetches for a forward and its backward, and for the forward alone.
+    Bytes on the device, and of page-locked memory, that an engine's stream() takes; bytes that it fetches for a forward and its backward, and for the forward alone; host memory that keeps weights for speculative updates, and the bytes that these need not read then.
     """
 
 def flush_denormals(on: bool) -> bool:

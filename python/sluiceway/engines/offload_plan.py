@@ -55,7 +55,7 @@ class OffloadPlan(DevicePlan):
             away, frozen = choose_streamed("offload", model, weights, elements, engine)
             blocks = [of for _, of in away]
         self._streamed_bytes = sum(w.parameter.nbytes for w in (*weights, *frozen) if w.away)
-        self._fetch = fetch_footprint([*weights, *frozen], blocks, elements)
+        self._fetch = fetch_footprint([*weights, *frozen], blocks, elements, engine.state_codec)
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
         self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.away)
@@ -80,6 +80,9 @@ class OffloadPlan(DevicePlan):
             cores = core_options(engine, config.train.seed, choice.spill)
             self._footprint = self._footprint_of([*weights, *frozen], gradients, cores)
         self._spill = choice.spill
+        in_backward = self._speculates and (self._backwards == 1 or engine.codec != "identity")
+        kept = self._fetch["kept_bytes"] if in_backward and self._on_disk else 0
+        self._kept_bytes = kept if self._host_bytes_of(self._footprint) + kept <= host else 0
         where = "on disk" if self._on_disk else "in host memory"
         if self._drive_share and not self._on_disk:
             where = f"in host memory, {self._drive_share:.0%} of the bytes on disk"
@@ -172,7 +175,7 @@ class OffloadPlan(DevicePlan):
             + waiting
             + self._footprint["core_device_bytes"]
             + self._footprint["exit_bytes"],
-            "host": self._host_bytes_of(self._footprint),
+            "host": self._host_bytes_of(self._footprint) + self._kept_bytes,
             "pinned": self._footprint["pinned_bytes"]
             + self._fetch["pinned_bytes"]
             + away["pinned"],
@@ -228,7 +231,11 @@ class OffloadPlan(DevicePlan):
         reread = self._footprint["reread_bytes"] + self._fetched_bytes
         copied = self._footprint["copied_bytes"]
         each = states + self._core_extents
-        read, written = each + reads * whole + reread, each + writes * whole + copied
+        spared = self._fetch["spared_bytes"] if self._kept_bytes else 0
+        if self._backwards > 1:  # Other gradients are summed first.
+            footprint = self._footprint
+            spared = spared * footprint["core_stored_elems"] // max(1, footprint["stored_elems"])
+        read, written = each + reads * whole + reread - spared, each + writes * whole + copied
         return links | {
             "disk_read": int(self._drive_share * read) + inputs.get("disk_read", 0),
             "disk_written": int(self._drive_share * written) + inputs.get("disk_written", 0),

@@ -80,6 +80,8 @@ struct ChunkJob {
   bool filled;                          // `update.fill` writes the gradient.
   std::size_t regions;                  // Gradients, without a gathered one.
   Version version = Version::kLive;     // kStaged: written last, staged or committed.
+  // The pass in which its weight may have been kept (kept_weights.h); none: it is read.
+  std::optional<std::uint64_t> kept_pass;
   std::optional<PinnedPool::Lease> lease;
   StateForm::Parts parts;
   std::vector<std::span<std::byte>> gradients;

@@ -403,6 +403,16 @@ void OffloadEngine::stream(const std::vector<std::vector<int>>& blocks, int ahea
                        ChunkStore::Done done) { start_read(index, first, into, std::move(done)); };
   reader.is_disk = overflow_ != nullptr || !is_in_memory(options_.store);
   reader.chunk_elems = options_.chunk_elems;
+  bool in_backward = options_.gate.promised_backwards == 1;  // Other gradients are summed first.
+  for (int i = 0; i < std::ssize(tensors_); ++i) in_backward = in_backward || cores_.holds(i);
+  if (is_speculative(options_) && in_backward && !is_in_memory(options_.store)) {
+    const auto room = KeptWeights::room_for(plan_, types(), blocks, KeptWeights::blocks(ahead));
+    const Budget& budget = lanes_.budget();
+    if (room.chunks > 0 && room.bytes() <= budget.limit(Tier::kHost) - budget.used(Tier::kHost)) {
+      kept_ = std::make_unique<KeptWeights>(lanes_.budget(), room);
+      stream_.keep_weights(kept_.get());
+    }
+  }
   fetch_ =
       std::make_unique<WeightFetch>(lanes_.beside(), std::move(reader), tensors_, blocks, ahead);
 }
@@ -414,6 +424,7 @@ WeightFetch& OffloadEngine::fetch() {
 
 void OffloadEngine::end_pass() {
   if (fetch_ != nullptr) fetch_->finish();
+  if (kept_ != nullptr) kept_->begin_pass();
 }
 
 bool OffloadEngine::is_chunk_away(int chunk) const {

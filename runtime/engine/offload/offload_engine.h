@@ -48,6 +48,7 @@
 #include "runtime/engine/offload/gradient_cores.h"
 #include "runtime/engine/offload/gradient_exit.h"
 #include "runtime/engine/offload/gradient_spill.h"
+#include "runtime/engine/offload/kept_weights.h"
 #include "runtime/engine/offload/offload_request.h"
 #include "runtime/engine/offload/speculation.h"
 #include "runtime/engine/offload/state_store.h"
@@ -152,7 +153,8 @@ class OffloadEngine final : public GatedEngine {
   bool is_streamed(int index) const { return tensors_.at(at(index)).streamed; }
   bool is_away(int index) const { return away_.at(at(index)) != 0; }
   // Call once, before the first fetch(). `blocks`: numbers of their streamed tensors. Those that
-  // are away are in one.
+  // are away are in one. With kSpeculative, fetched weights stay in host memory for their updates,
+  // if the budget has room for a few blocks.
   void stream(const std::vector<std::vector<int>>& blocks, int ahead);
   // Brings blocks to the device. step() ends its pass, and begins the next one when its updates are
   // enqueued; every other call that changes weights ends the pass. InvalidArgument: no stream()
@@ -237,6 +239,7 @@ class OffloadEngine final : public GatedEngine {
   EngineLanes lanes_;
   PinnedPool ring_;
   bool is_new_ = false, begun_ = false;
+  std::unique_ptr<KeptWeights> kept_;  // For kSpeculative with drives, once blocks are streamed.
   StoreRoom room_, overflow_room_;
   std::unique_ptr<ChunkStore> store_;
   std::unique_ptr<ChunkStore> overflow_;  // Has chunks that do not fit into a store in memory.

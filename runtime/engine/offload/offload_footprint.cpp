@@ -18,6 +18,23 @@ constexpr std::size_t kRingChunks = 16;       // Chunks on their way at once: 25
 constexpr std::size_t kLeastChunks = 2;       // One comes while another goes.
 constexpr std::uint64_t kCatalogueRow = 256;  // Bytes of a tensor in a catalogue, beside its name.
 
+// What the engine's plan and types are made of, one of each per tensor.
+struct Lists {
+  std::vector<std::int64_t> elems;
+  std::vector<DType> dtypes;
+  std::vector<Streamed> streamed;
+  std::vector<std::uint8_t> away;
+
+  explicit Lists(std::span<const TensorSpec> tensors) {
+    for (const TensorSpec& tensor : tensors) {
+      elems.push_back(tensor.elems());
+      dtypes.push_back(tensor.dtype);
+      streamed.push_back(tensor.how_streamed());
+      away.push_back(tensor.is_away() ? 1 : 0);
+    }
+  }
+};
+
 // Adds what the stores of a plan take, and how bytes are divided between them.
 void add_stores(OffloadFootprint& found, const ChunkPlan& plan, const StateStream::Types& types,
                 std::uint32_t slots, std::uint32_t extents) {
@@ -114,16 +131,7 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
                                    const FootprintRequest& request) {
   const auto& [gradient, chunk_elems, micro_batches, slots, in_place_limit, pinned_limit, cores,
                policy, park_room, device, codec] = request;
-  std::vector<std::int64_t> elems;
-  std::vector<DType> dtypes;
-  std::vector<Streamed> streamed;
-  std::vector<std::uint8_t> away;
-  for (const TensorSpec& tensor : tensors) {
-    elems.push_back(tensor.elems());
-    dtypes.push_back(tensor.dtype);
-    streamed.push_back(tensor.how_streamed());
-    away.push_back(tensor.is_away() ? 1 : 0);
-  }
+  const auto [elems, dtypes, streamed, away] = Lists(tensors);
   const ChunkPlan plan(elems, chunk_elems);
   const CoreFootprint compressed = core_footprint(tensors, plan, cores, policy, device);
   const std::uint64_t landing = compressed.landing_bytes + GradientExit::pinned_bytes(device);
@@ -153,6 +161,18 @@ OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
     }
   }
   return found;
+}
+
+KeptWeights::Room kept_room(std::span<const TensorSpec> tensors,
+                            const std::vector<std::vector<int>>& blocks, int ahead,
+                            std::int64_t chunk_elems, StateCodec codec) {
+  const Lists lists(tensors);
+  StateStream::Types types;
+  types.weights = lists.dtypes;
+  types.streamed = lists.streamed;
+  types.codec = codec;
+  return KeptWeights::room_for(ChunkPlan(lists.elems, chunk_elems), types, blocks,
+                               KeptWeights::blocks(ahead));
 }
 
 }  // namespace sluiceway

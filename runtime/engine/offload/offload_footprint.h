@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/base/dtype.h"
 #include "runtime/engine/offload/chunk_plan.h"
 #include "runtime/engine/offload/core_footprint.h"
+#include "runtime/engine/offload/kept_weights.h"
 #include "runtime/engine/offload/state_stream.h"
 #include "runtime/memory/budget.h"
 #include "runtime/store/new_layout.h"
@@ -76,5 +78,11 @@ struct FootprintRequest {
 
 OffloadFootprint offload_footprint(std::span<const TensorSpec> tensors,
                                    const FootprintRequest& request);
+
+// Returns the host memory in which OffloadEngine::stream() keeps weights for their updates, if the
+// budget has room for it, with kSpeculative and drives.
+KeptWeights::Room kept_room(std::span<const TensorSpec> tensors,
+                            const std::vector<std::vector<int>>& blocks, int ahead,
+                            std::int64_t chunk_elems, StateCodec codec);
 
 }  // namespace sluiceway

@@ -102,6 +102,8 @@ class StateForm {
   std::size_t weight_part() const noexcept { return weight_bytes() > 0 ? kWeight : kMaster; }
   // Whether that part is a copy, which an update writes and does not read.
   bool is_copy() const noexcept { return is_streamed() && !is_frozen_ && !holds(*streamed_); }
+  // Whether an update reads that part, which is all or a part of its masters.
+  bool updates_read_weight() const noexcept { return is_streamed() && !is_frozen_ && !is_copy(); }
   // Makes kWeight of a piece from its master, or from the values of a frozen weight.
   void copy_weight(const Parts& parts, const ChunkPiece& piece,
                    std::span<const float> master) const;

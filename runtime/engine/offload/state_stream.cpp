@@ -12,6 +12,7 @@
 #include "runtime/engine/countdown.h"
 #include "runtime/engine/offload/chunk_job.h"
 #include "runtime/engine/offload/extent_sum.h"
+#include "runtime/engine/offload/kept_weights.h"
 
 namespace sluiceway {
 namespace {
@@ -220,6 +221,12 @@ void StateStream::read_weight(int tensor, Version version, std::uint64_t first,
         return ended(nullptr);
       }
       const ChunkId id = state_chunk(read.chunk, part);
+      if (kept_ != nullptr && form.updates_read_weight()) {
+        ended = [this, chunk = read.chunk, to, ended = std::move(ended)](std::exception_ptr error) {
+          if (!error) kept_->put(chunk, to);
+          ended(std::move(error));
+        };
+      }
       requests_.read(id, version_of(id, version), to, std::move(ended));
     });
   }
@@ -304,6 +311,7 @@ Payload StateStream::work_on(const JobPtr& job) {
                   "StateStream: chunk ", job->index, " got ", job->update.pieces.size(),
                   " pieces and ", gradients, " gradients, expected ", job->chunk.pieces.size(),
                   " and 1 or more");
+  if (kept_ != nullptr && job->form.updates_read_weight()) job->kept_pass = kept_->pass();
   const std::size_t states = job->state_bytes();
   const std::size_t extent = job->extent_bytes(types_);
   Payload payload;
@@ -390,6 +398,10 @@ void StateStream::fetch(const JobPtr& job, HopDone done) {
       std::make_shared<Countdown>(static_cast<int>(parts.size() + extents), std::move(done));
   for (const std::size_t part : parts) {
     begin(all, job, [&](ChunkStore::Done ended) {
+      if (job->kept_pass && part == job->form.weight_part() &&
+          kept_->take(job->index, *job->kept_pass, job->parts[part])) {
+        return ended(nullptr);
+      }
       const ChunkId id = state_chunk(job->index, part);
       requests_.read(id, version_of(id, job->version), job->parts[part], std::move(ended));
     });

@@ -56,6 +56,7 @@
 namespace sluiceway {
 
 struct ChunkJob;
+class KeptWeights;
 
 struct PieceUpdate {
   AdamHyper hyper;
@@ -123,6 +124,9 @@ class StateStream {
   StateStream(ChunkStore& store, ChunkStore* overflow, PinnedPool& ring, const ChunkPlan& plan,
               Lanes lanes, Types types);
 
+  // Weights that are read from now on stay there for their updates; null: none.
+  void keep_weights(KeptWeights* kept) noexcept { kept_ = kept; }
+
   // OutOfMemory, with both byte counts: the ring cannot hold a chunk with `extents` extents.
   void check_ring(int chunk, int extents) const;
   // Writes an extent of a chunk; `from` lives until `done` is called.
@@ -185,6 +189,7 @@ class StateStream {
   Lanes lanes_;
   Types types_;
   StatePlaces places_;
+  KeptWeights* kept_ = nullptr;
 };
 
 }  // namespace sluiceway

@@ -104,7 +104,10 @@ def _frozen_weights(model: nn.Module, fp8: bool) -> list[CompressedWeight]:
 
 
 def fetch_footprint(
-    weights: list[CompressedWeight], blocks: list[list[int]], chunk_elements: int
+    weights: list[CompressedWeight],
+    blocks: list[list[int]],
+    chunk_elements: int,
+    state_codec: str,
 ) -> dict[str, int]:
     """Return what streaming of blocks takes.
 
@@ -115,17 +118,20 @@ def fetch_footprint(
         Numbers of each block's weights; empty if none are streamed.
     chunk_elements : int
         Elements of a chunk of the store.
+    state_codec : str
 
     Returns
     -------
     dict
         `device_bytes` and `pinned_bytes` of the slots that weights pass through, `pass_bytes`,
-        which a forward and its backward fetch, and `forward_bytes`, the forward's part of these.
+        which a forward and its backward fetch, and `forward_bytes`, the forward's part of these;
+        `kept_bytes`, host memory in which speculative updates find fetched weights, and
+        `spared_bytes`, which they need not read then.
     """
     if not blocks:
-        names = ("device_bytes", "pinned_bytes", "pass_bytes", "forward_bytes")
-        return dict.fromkeys(names, 0)
-    return _core.fetch_footprint(tensor_specs(weights), blocks, _AHEAD, chunk_elements)
+        names = ("device", "pinned", "pass", "forward", "kept", "spared")
+        return {f"{name}_bytes": 0 for name in names}
+    return _core.fetch_footprint(tensor_specs(weights), blocks, _AHEAD, chunk_elements, state_codec)
 
 
 class StreamedBlocks(RepeatedBlocks):

@@ -356,6 +356,63 @@ def test_blocks_that_stay_on_the_device_are_not_fetched(disk, policy, tmp_path):
     assert len(set(bytes_of)) == 4
 
 
+@pytest.mark.parametrize(
+    ("dtype", "codec", "spared"),
+    [
+        (torch.bfloat16, "bf16", 2),
+        (torch.bfloat16, "8bit", 2),
+        (torch.bfloat16, "fp32", 0),  # The weight is a copy, which an update does not read.
+        (torch.float32, "fp32", 4),
+        (torch.float32, "8bit", 4),
+    ],
+)
+def test_speculative_updates_read_no_weight_that_the_backward_has_fetched(
+    dtype, codec, spared, tmp_path
+):
+    """Three blocks may wait, so all do; one that is kept is read once less."""
+    read, bits, host = [], [], []
+    for number, room in enumerate((None, 1 << 17)):
+        model = make(partial(Stack, blocks=3, width=128)).to(dtype)
+        arguments = {"policy": "speculative", "accumulate": 1, "state_codec": codec}
+        budget = sw.Budget(host=room)
+        with streamed(
+            model, tmp_path / str(number), chunk=1 << 16, budget=budget, **arguments
+        ) as opt:
+            bytes_read = 0
+            for step in range(STEPS):
+                steps_of(model, opt, steps=1, first=step)
+                opt.synchronize()
+                bytes_read += opt.stats()["bytes"]["disk_read"]
+            host.append(opt.stats()["peak_bytes"]["host"])
+        read.append(bytes_read)
+        bits.append(weights_of(model))
+    assert same_bits(*bits)
+    matrices = 3 * 2 * 128 * 128  # Some of the next step's are fetched ahead.
+    assert abs(read[1] - read[0] - STEPS * spared * matrices) <= dtype.itemsize * matrices
+    assert host[0] - host[1] == spared * matrices
+
+
+@pytest.mark.parametrize("codec", ["bf16", "8bit"])
+def test_weights_fetched_between_a_backward_and_its_step_are_not_taken_for_new_ones(
+    codec, tmp_path
+):
+    def drive(model, opt):
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            with torch.no_grad():  # Fetches weights whose new values wait for the step.
+                loss_of(model, step)
+            opt.step()
+            opt.zero_grad()
+
+    def made(way, model):
+        arguments = {"policy": "speculative", "accumulate": 1, "state_codec": codec}
+        return offload(model, tmp_path / way, weights=way, **arguments)
+
+    _, expected = ended(stack().to(torch.bfloat16), partial(made, "resident"), drive)
+    _, found = ended(stack().to(torch.bfloat16), partial(made, "streamed"), drive)
+    assert same_bits(found, expected)
+
+
 def test_a_store_is_taken_up_with_other_blocks_on_the_device(tmp_path):
     _, expected = ended(stack(), offload)
     for first, resident in ((0, 1 << 20), (2, 1 << 15)):
