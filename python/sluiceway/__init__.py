@@ -24,6 +24,7 @@ __all__ = [
     "ChunkedLoss",
     "Corrupt",
     "CudaError",
+    "Durable",
     "Error",
     "InvalidArgument",
     "IoError",
@@ -46,6 +47,7 @@ __all__ = [
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh, StoreOptions
     from sluiceway.model.chunked_loss.of_model import ChunkedLoss
+    from sluiceway.optim.offload.durable import Durable
     from sluiceway.optim.offload.open_streamed import open_streamed
     from sluiceway.optim.offload.optimizer import OffloadAdamW
     from sluiceway.optim.subspace.for_trainer import for_trainer
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Budget": "sluiceway.config.values",
     "ChunkedLoss": "sluiceway.model.chunked_loss.of_model",
+    "Durable": "sluiceway.optim.offload.durable",
     "Link": "sluiceway.config.values",
     "OffloadAdamW": "sluiceway.optim.offload.optimizer",
     "Refresh": "sluiceway.config.values",
