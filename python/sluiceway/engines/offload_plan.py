@@ -80,7 +80,7 @@ class OffloadPlan(DevicePlan):
             cores = core_options(engine, config.train.seed, choice.spill)
             self._footprint = self._footprint_of([*weights, *frozen], gradients, cores)
         self._spill = choice.spill
-        in_backward = self._speculates and (self._backwards == 1 or engine.codec != "identity")
+        in_backward = self._speculates and (self._backwards == 1 or self._footprint["core_weights"])
         kept = self._fetch["kept_bytes"] if in_backward and self._on_disk else 0
         self._kept_bytes = kept if self._host_bytes_of(self._footprint) + kept <= host else 0
         where = "on disk" if self._on_disk else "in host memory"

@@ -43,7 +43,7 @@ class KeptWeights {
 
   KeptWeights(Budget& budget, const Room& room);
 
-  void begin_pass() noexcept { ++pass_; }  // While nothing is put.
+  void begin_pass() noexcept { ++pass_; }  // After all reads of the last one have ended.
   std::uint64_t pass() const noexcept { return pass_; }
   // Keeps the stored weight of a chunk, read in this pass; not while copies hold all places.
   void put(int chunk, std::span<const std::byte> weight);

@@ -376,10 +376,10 @@ void OffloadEngine::synchronize() {
 // While a step's gradients are gathered, everything is committed, and only updates that this step
 // may still take back are staged.
 void OffloadEngine::start_read(int index, std::uint64_t first, std::span<std::byte> into,
-                               ChunkStore::Done done) {
+                               bool keeps, ChunkStore::Done done) {
   lanes_.executor().wait(groups_.update(groups_.of_tensor(index)));
   const auto changing = room_.changing();
-  stream_.read_weight(index, uncommitted_ ? Version::kStaged : Version::kLive, first, into,
+  stream_.read_weight(index, uncommitted_ ? Version::kStaged : Version::kLive, first, into, keeps,
                       std::move(done));
 }
 
@@ -390,7 +390,8 @@ void OffloadEngine::read_weight(int index, std::span<std::byte> into) {
                   tensor(index).name, " into ", into.size(),
                   " bytes, expected a streamed tensor and ", bytes, " bytes");
   std::promise<void> ended;
-  start_read(index, 0, into, [&ended](const std::exception_ptr& error) {
+  // Nothing is kept of it: another thread may call, and the next pass may begin meanwhile.
+  start_read(index, 0, into, false, [&ended](const std::exception_ptr& error) {
     error ? ended.set_exception(error) : ended.set_value();
   });
   ended.get_future().get();
@@ -400,7 +401,9 @@ void OffloadEngine::stream(const std::vector<std::vector<int>>& blocks, int ahea
   check_begun("stream");
   WeightFetch::Reader reader;
   reader.read = [this](int index, std::uint64_t first, std::span<std::byte> into,
-                       ChunkStore::Done done) { start_read(index, first, into, std::move(done)); };
+                       ChunkStore::Done done) {
+    start_read(index, first, into, true, std::move(done));
+  };
   reader.is_disk = overflow_ != nullptr || !is_in_memory(options_.store);
   reader.chunk_elems = options_.chunk_elems;
   bool in_backward = options_.gate.promised_backwards == 1;  // Other gradients are summed first.

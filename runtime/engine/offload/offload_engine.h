@@ -221,7 +221,8 @@ class OffloadEngine final : public GatedEngine {
   bool settle(const OffloadRequest& request, float factor);
   bool is_chunk_away(int chunk) const;
   void note_uncommitted(bool uncommitted);
-  void start_read(int index, std::uint64_t first, std::span<std::byte> into, ChunkStore::Done done);
+  void start_read(int index, std::uint64_t first, std::span<std::byte> into, bool keeps,
+                  ChunkStore::Done done);
   void end_pass();  // Weights are about to change.
   Version written_version();
   int extents(int chunk) const;

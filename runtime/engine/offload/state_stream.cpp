@@ -193,7 +193,7 @@ ChunkId StateStream::state_chunk(int chunk, std::size_t part) const {
 // ---- Streamed weights ---------------------------------------------------------------------------
 
 void StateStream::read_weight(int tensor, Version version, std::uint64_t first,
-                              std::span<std::byte> into, ChunkStore::Done done) {
+                              std::span<std::byte> into, bool keeps, ChunkStore::Done done) {
   const auto form_of = [&](int chunk) {
     const PlannedChunk& planned = plan_.chunks()[static_cast<std::size_t>(chunk)];
     return StateForm(types_.codec, planned, types_.weights, types_.streamed);
@@ -221,7 +221,7 @@ void StateStream::read_weight(int tensor, Version version, std::uint64_t first,
         return ended(nullptr);
       }
       const ChunkId id = state_chunk(read.chunk, part);
-      if (kept_ != nullptr && form.updates_read_weight()) {
+      if (keeps && kept_ != nullptr && form.updates_read_weight()) {
         ended = [this, chunk = read.chunk, to, ended = std::move(ended)](std::exception_ptr error) {
           if (!error) kept_->put(chunk, to);
           ended(std::move(error));

@@ -124,7 +124,7 @@ class StateStream {
   StateStream(ChunkStore& store, ChunkStore* overflow, PinnedPool& ring, const ChunkPlan& plan,
               Lanes lanes, Types types);
 
-  // Weights that are read from now on stay there for their updates; null: none.
+  // Weights that read_weight() keeps stay there for their updates; null: none.
   void keep_weights(KeptWeights* kept) noexcept { kept_ = kept; }
 
   // OutOfMemory, with both byte counts: the ring cannot hold a chunk with `extents` extents.
@@ -136,8 +136,9 @@ class StateStream {
   // Reads a streamed weight as it is stored (stored_weight.h), or those of its chunks that fill
   // `into`, from byte `first` on. No update of it may be in the lanes, and no
   // call that changes the store may run. `done` may come from any thread.
+  // `keeps`: also gives it to keep_weights(); the read ends before the next pass begins.
   void read_weight(int tensor, Version version, std::uint64_t first, std::span<std::byte> into,
-                   ChunkStore::Done done);
+                   bool keeps, ChunkStore::Done done);
 
   // ---- In the calling thread, while no payload is in the lanes ----
   // Writes zero moments, and masters from `fill`, chunk by chunk. Does not commit.

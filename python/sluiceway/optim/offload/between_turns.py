@@ -17,7 +17,7 @@ from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.elsewhere import absent
-from sluiceway.optim.offload.edited_weights import load_edited
+from sluiceway.optim.offload.edited_weights import frozen_was_changed, load_edited
 from sluiceway.optim.offload.weight_bits import checksum
 
 
@@ -141,10 +141,7 @@ class BetweenTurns:
             if here == self._known[number]:
                 continue
             if weight.frozen:
-                raise InvalidArgument(
-                    f"{self.owner}: {weight.name} was changed, but it is frozen, and its store is "
-                    "never written to; change it before you make the optimizer"
-                )
+                raise InvalidArgument(frozen_was_changed(self.owner, weight.name))
             load_edited(self.owner, self._engine, number, weight)
             self._known[number] = here
 

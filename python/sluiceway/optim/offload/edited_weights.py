@@ -5,7 +5,7 @@ element no longer equals its rounded master, the master takes the element's valu
 masters stay. The parameter's version reveals changes in place. A checksum of its bits reveals
 changes that bypass autograd (`.data`, a numpy array, an earlier view). The checksum reads the 2 or
 4 bytes of an element three times a step, where AdamW reads and writes 28; on a GPU, where reading
-is cheap, six times.
+is cheap, six times. A stored weight that is frozen may not change; its version alone is compared.
 """
 
 from __future__ import annotations
@@ -29,14 +29,23 @@ class EditedWeights:
         The optimizer's name, for errors.
     engine : OffloadEngine
     weights : list of CompressedWeight
-        The weights in the order of their numbers in the engine.
+        The weights that are trained, in the order of their numbers in the engine.
+    frozen : list of CompressedWeight
+        Those that are not, but stored.
     """
 
-    def __init__(self, owner: str, engine: Any, weights: list[CompressedWeight]) -> None:
+    def __init__(
+        self,
+        owner: str,
+        engine: Any,
+        weights: list[CompressedWeight],
+        frozen: list[CompressedWeight],
+    ) -> None:
         self._owner = owner
         self._engine = engine
         self._weights = weights
         self._parameters = [weight.parameter for weight in weights]
+        self._frozen = [weight for weight in frozen if weight.resident]
         self._at: list[tuple[int, int]] = []
         self._checksums: list[Checksum | None] = []
         self.settle()
@@ -46,6 +55,8 @@ class EditedWeights:
         self.enqueued()
         for number in range(len(self._parameters)):
             self.landed(number)
+        self._frozen_at = [_place(w.parameter) for w in self._frozen]
+        self._frozen_checksums = [checksum(w.parameter) for w in self._frozen]
 
     def enqueued(self) -> None:
         """Note that updates are in flight; `landed` notes each weight's new value."""
@@ -76,16 +87,34 @@ class EditedWeights:
         Raises
         ------
         InvalidArgument
-            The store would lose gathered gradients, or a weight has another shape. The text names
-            the weight. The call changed nothing.
+            The store would lose gathered gradients, a weight has another shape, or one that is
+            frozen was changed. The text names the weight. The call changed nothing.
         """
+        self._check_frozen()
         for number in self._edited():
             load_edited(self._owner, self._engine, number, self._weights[number])
             self._note(number)
 
+    def _check_frozen(self) -> None:
+        for number, weight in enumerate(self._frozen):
+            place = _place(weight.parameter)
+            if place == self._frozen_at[number]:
+                continue
+            if differ([(checksum(weight.parameter), self._frozen_checksums[number])])[0]:
+                raise InvalidArgument(frozen_was_changed(self._owner, weight.name))
+            self._frozen_at[number] = place
+
     def _note(self, number: int) -> None:
         self._at[number] = _place(self._parameters[number])
         self._checksums[number] = checksum(self._parameters[number])
+
+
+def frozen_was_changed(owner: str, name: str) -> str:
+    """Return the error of a frozen weight that is stored and was changed."""
+    return (
+        f"{owner}: {name} was changed, but it is frozen, and its store is never written to; change "
+        "it, or load its values, before you make the optimizer"
+    )
 
 
 def load_edited(owner: str, engine: Any, number: int, weight: CompressedWeight) -> None:

@@ -142,6 +142,8 @@ class OffloadAdamW(EngineOptimizer):
             first_value = None if self._blocks is None else self._blocks.first_value
             tensors = self.tensors_of_engine(self.of_engine.tensors())
             self.engine.begin(tensors, self.device.compute(), first_value)
+            if self.options.frozen_codec != "identity":  # It has rounded them.
+                self._edited.settle()
             if self._blocks is not None:
                 self._blocks.start()
 
@@ -176,7 +178,7 @@ class OffloadAdamW(EngineOptimizer):
         made, self.spill = open_engine(self._owner, model, weights, self.options, compute)
         engine = HeldEngine(self._owner, made)
         _, self._held = engine.generations[0]  # Steps of a store that was not resumed yet.
-        self._edited = EditedWeights(self._owner, engine, self.weights)
+        self._edited = EditedWeights(self._owner, engine, self.weights, self._frozen)
         self._blocks = None
         self._backwards = 0  # Number of backwards in the step being gathered.
         self._to_write: StatesToWrite | None = None  # During `state_to_write()`.

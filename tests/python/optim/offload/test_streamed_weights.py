@@ -494,9 +494,9 @@ def in_fp8(value):
     """Round a tensor to E4M3 with a power of two for each 128 elements, the smallest that fits."""
     blocks = functional.pad(value.double().flatten(), (0, -value.numel() % 128)).view(-1, 128)
     largest = blocks.abs().amax(dim=1, keepdim=True)
-    # Numbers below 464 round to 448 or less. Scales are 2^-116 to 2^119.
+    # Numbers up to 464 round to 448 or less. Scales are 2^-116 to 2^119.
     scale = torch.ldexp(torch.ones_like(largest), torch.ceil(torch.log2(largest / 464)).int())
-    scale = torch.where(largest / scale >= 464, 2 * scale, scale).clamp(2.0**-116, 2.0**119)
+    scale = torch.where(largest / scale > 464, 2 * scale, scale).clamp(2.0**-116, 2.0**119)
     rounded = (blocks / scale).float().to(torch.float8_e4m3fn).double() * scale
     return rounded.flatten()[: value.numel()].view(value.shape).to(value.dtype)
 
@@ -554,6 +554,22 @@ def test_a_base_in_8_bits_crosses_and_lies_in_fewer_bytes(tmp_path):
         assert 0.6 < moved[1][name] / moved[0][name] < 0.68
     assert stored[0] - stored[1] == 2 * 2 * 8 * 3 * 4096
     assert moved[1]["h2d"] > STEPS * 14 * 2 * each
+
+
+@pytest.mark.parametrize("codec", ["identity", "fp8"])
+@pytest.mark.parametrize("resident", [0, 1 << 15, 1 << 20])
+def test_a_frozen_weight_that_is_changed_is_refused(codec, resident):
+    """As by load_state_dict() of the base after the optimizer was made."""
+    model = adapted()
+    with streamed(model, frozen_codec=codec, resident=resident) as opt:
+        steps_of(model, opt, steps=1)
+        base = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+        model.load_state_dict(base, strict=False)  # The values that are there.
+        steps_of(model, opt, steps=1, first=1)
+        base["blocks.1.up.base.weight"][3, 3] += 1
+        model.load_state_dict(base, strict=False)
+        with pytest.raises(sw.InvalidArgument, match=r"blocks\.1\.up\.base\.weight was changed"):
+            steps_of(model, opt, steps=1, first=2)
 
 
 def test_a_store_of_a_base_in_8_bits_is_not_taken_for_another(tmp_path):
