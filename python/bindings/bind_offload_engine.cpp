@@ -177,8 +177,7 @@ at::Tensor read_weight(OffloadEngine& engine, int index) {
     engine.read_weight(index, {static_cast<std::byte*>(blocks.data_ptr()), blocks.nbytes()});
   }
   if (stored.is_packed()) {
-    const at::Tensor weight =
-        at::empty(spec.shape, at::TensorOptions().dtype(type_of_dtype(spec.dtype)));
+    at::Tensor weight = at::empty(spec.shape, at::TensorOptions().dtype(type_of_dtype(spec.dtype)));
     stored.unpack(0, {static_cast<const std::byte*>(blocks.data_ptr()), blocks.nbytes()},
                   {static_cast<std::byte*>(weight.data_ptr()), weight.nbytes()}, StreamRef::host());
     return weight;

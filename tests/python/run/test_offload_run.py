@@ -201,9 +201,12 @@ def test_micro_batches_pass_through_each_block_together(
         assert crossed["block"] == pytest.approx(len(found["block"]) * count["block"], rel=0.2)
         assert crossed["block"] < 0.6 * crossed["step"]
 
-    # auto, a save in between, and the rest of the run with the same bits.
+    # auto, a save in between, and the rest of the run with the same bits. The plan takes rates that
+    # do not depend on how busy this machine is.
     short, slow = tmp_path / "short", "device.link={d2h_gbps: 0.01, h2d_gbps: 0.01}"
-    settings = ["--set", "train.steps=4", "--set", "engine.order=auto", "--set", slow]
+    rates = [f"device.{rate}=10" for rate in ("tflops", "memory_gbps", "host_gbps")]
+    settings = ["train.steps=4", "engine.order=auto", slow, *rates]
+    settings = [word for setting in settings for word in ("--set", setting)]
     done = sluiceway("train", config, "--out", short, *settings)
     assert done.code == 0, done.err
     assert "order: block; step takes" in done.out

@@ -91,20 +91,28 @@ def without_times(log):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "kills"),  # At so many entries of the log.
     [
-        {"bf16": True, "gradient_checkpointing": True, "eval_strategy": "steps", "eval_steps": 2},
-        {"dataloader_num_workers": 1, "seed": 5},
+        (
+            {
+                "bf16": True,
+                "gradient_checkpointing": True,
+                "eval_strategy": "steps",
+                "eval_steps": 2,
+            },
+            (3, 8),
+        ),
+        ({"dataloader_num_workers": 1, "seed": 5}, (6,)),
     ],
     ids=["bf16-checkpointing-evaluations", "workers"],
 )
-def test_a_killed_run_goes_on_bit_for_bit(changes, tmp_path):
+def test_a_killed_run_goes_on_bit_for_bit(changes, kills, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
     said, expected, log = run(whole, changes)
     assert "goes on" not in said
-    for entries in (3, 8):  # Of its log.
+    for entries in kills:
         kill(killed, changes, entries)
     said, found, again = run(killed, changes)
     assert "goes on from step" in said

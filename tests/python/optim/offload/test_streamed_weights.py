@@ -559,7 +559,7 @@ def test_a_base_in_8_bits_crosses_and_lies_in_fewer_bytes(tmp_path):
 @pytest.mark.parametrize("codec", ["identity", "fp8"])
 @pytest.mark.parametrize("resident", [0, 1 << 15, 1 << 20])
 def test_a_frozen_weight_that_is_changed_is_refused(codec, resident):
-    """As by load_state_dict() of the base after the optimizer was made."""
+    """Loading the base after the optimizer was made changes it."""
     model = adapted()
     with streamed(model, frozen_codec=codec, resident=resident) as opt:
         steps_of(model, opt, steps=1)

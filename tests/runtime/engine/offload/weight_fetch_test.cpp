@@ -12,7 +12,6 @@
 
 #include "kernels/base/elements.h"
 #include "kernels/base/error.h"
-#include "kernels/perturb.h"
 #include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/extent_sum.h"
 #include "tests/support/backend.h"
@@ -47,22 +46,6 @@ std::vector<std::byte> elements_of(std::span<const float> values) {
   return bytes;
 }
 
-// The reference is slow: after the first images the kernel, which has its own test, makes them.
-std::pair<std::vector<std::byte>, std::vector<float>> fp8_of(std::span<const float> values) {
-  static int made = 0;
-  if (made++ < 100) {
-    std::vector<std::byte> image = reference_fp8_image(values);
-    std::vector<float> rounded = reference_fp8_values(image, values.size());
-    return {std::move(image), std::move(rounded)};
-  }
-  std::vector<std::byte> image(fp8_image_bytes(values.size()));
-  cpu::make_fp8_image(values, image);
-  std::vector<float> rounded(values.size());
-  cpu::materialise(image, WeightForm::fp8_image(), std::as_writable_bytes(std::span(rounded)),
-                   DType::kF32, Theta{});
-  return {std::move(image), std::move(rounded)};
-}
-
 Stored store(const TensorSpec& spec, Rng& rng) {
   Stored stored;
   const std::int64_t each = ChunkPlan::elems_of_each(spec.elems(), kChunk);
@@ -75,9 +58,8 @@ Stored store(const TensorSpec& spec, Rng& rng) {
       using T = decltype(type);
       std::vector<std::byte> chunk = elements_of<T>(values), seen = chunk;
       if (spec.fp8) {
-        const auto [image, rounded] = fp8_of(values);
-        chunk = image;
-        seen = elements_of<T>(rounded);
+        chunk = reference_fp8_image(values);
+        seen = elements_of<T>(reference_fp8_values(chunk, values.size()));
       }
       stored.elements.insert(stored.elements.end(), seen.begin(), seen.end());
       stored.bytes.insert(stored.bytes.end(), chunk.begin(), chunk.end());
@@ -94,10 +76,6 @@ Stored store(const TensorSpec& spec, Rng& rng) {
 class WeightFetchTest : public testing::TestWithParam<DeviceId> {
  protected:
   WeightFetchTest() {
-    if (GetParam().is_host()) {  // Of several parts; a simulated card would take minutes.
-      specs_.push_back(spec_of(2500, 3000, DType::kBF16, true));
-      blocks_.push_back({6});
-    }
     for (const TensorSpec& spec : specs_) stored_.push_back(store(spec, rng_));
   }
 
@@ -140,11 +118,11 @@ class WeightFetchTest : public testing::TestWithParam<DeviceId> {
   }
 
   // Sizes of one chunk and of several, whole chunks and odd ones.
-  std::vector<TensorSpec> specs_ = {
+  const std::vector<TensorSpec> specs_ = {
       spec_of(61, 97, DType::kBF16, true), spec_of(64, 96, DType::kBF16, false),
       spec_of(128, 96, DType::kF16, true), spec_of(131, 211, DType::kF32, true),
       spec_of(57, 71, DType::kF32, false), spec_of(1, 4097, DType::kBF16, true)};
-  std::vector<std::vector<int>> blocks_ = {{0, 1}, {2}, {3, 4}, {5}};
+  const std::vector<std::vector<int>> blocks_ = {{0, 1}, {2}, {3, 4}, {5}};
   Rng rng_{21};
   std::vector<Stored> stored_;
 };
@@ -195,6 +173,30 @@ TEST(StoredWeightTest, APartIsWholeChunks) {
   EXPECT_EQ(weight.part_bytes(1), chunk);
   EXPECT_EQ(weight.part_bytes(3 * chunk + 1), 3 * chunk);
   EXPECT_EQ(weight.part_bytes(100 * chunk), 10 * chunk);
+}
+
+TEST(StoredWeightTest, APartIsUnpackedInItsPlace) {
+  Rng rng(3);
+  const TensorSpec spec = spec_of(131, 211, DType::kF32, true);
+  const Stored stored = store(spec, rng);
+  const StoredWeight weight = spec.stored_weight(kChunk);
+  const std::uint64_t chunk = weight.chunk_bytes();
+  for (const std::uint64_t first : {std::uint64_t{0}, chunk, 3 * chunk}) {
+    for (const std::uint64_t bytes : {chunk, 2 * chunk}) {
+      std::vector<std::byte> into(stored.elements.size(), std::byte{0xEE}), expected = into;
+      const std::uint64_t end = std::min(first + bytes, weight.bytes());
+      weight.unpack(first, std::span(stored.bytes).subspan(first, end - first), into,
+                    StreamRef::host());
+      const auto elements = [&](std::uint64_t at) {
+        const std::size_t each = std::size_t(ChunkPlan::elems_of_each(spec.elems(), kChunk));
+        return std::min<std::size_t>(at / chunk * each * sizeof(float), into.size());
+      };
+      std::copy(stored.elements.begin() + std::ptrdiff_t(elements(first)),
+                stored.elements.begin() + std::ptrdiff_t(elements(first + bytes)),
+                expected.begin() + std::ptrdiff_t(elements(first)));
+      EXPECT_TRUE(into == expected) << "bytes " << first << " to " << end;
+    }
+  }
 }
 
 }  // namespace
