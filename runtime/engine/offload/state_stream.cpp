@@ -198,31 +198,24 @@ void StateStream::read_weight(int tensor, Version version, std::uint64_t first,
     const PlannedChunk& planned = plan_.chunks()[static_cast<std::size_t>(chunk)];
     return StateForm(types_.codec, planned, types_.weights, types_.streamed);
   };
-  struct Read {
-    int chunk;
-    std::uint64_t at;  // Byte of `into`.
-  };
-  std::vector<Read> chunks;
-  std::uint64_t at = 0;
-  for (const int chunk : plan_.of_tensor(tensor)) {
-    if (at >= first && at < first + into.size()) chunks.push_back({chunk, at - first});
-    const StateForm form = form_of(chunk);
-    at += form.bytes_of(form.weight_part());
-  }
-  const auto all =
-      std::make_shared<Countdown>(static_cast<int>(chunks.size()), HopDone(std::move(done)));
-  for (const Read& read : chunks) {
+  const std::span<const int> chunks = plan_.of_tensor(tensor);
+  const StateForm front = form_of(chunks.front());
+  const std::size_t each = front.bytes_of(front.weight_part());  // Of all chunks but the last.
+  const std::size_t count = (into.size() + each - 1) / each;
+  const auto all = std::make_shared<Countdown>(static_cast<int>(count), HopDone(std::move(done)));
+  for (std::size_t k = 0; k < count; ++k) {
     begin(all, nullptr, [&](ChunkStore::Done ended) {
-      const StateForm form = form_of(read.chunk);
+      const int chunk = chunks[first / each + k];
+      const StateForm form = form_of(chunk);
       const std::size_t part = form.weight_part();
-      const auto to = into.subspan(read.at, form.bytes_of(part));
-      if (places_.in_place(read.chunk)) {
-        std::ranges::copy(state_memory(read.chunk, form, part), to.begin());
+      const auto to = into.subspan(k * each, form.bytes_of(part));
+      if (places_.in_place(chunk)) {
+        std::ranges::copy(state_memory(chunk, form, part), to.begin());
         return ended(nullptr);
       }
-      const ChunkId id = state_chunk(read.chunk, part);
+      const ChunkId id = state_chunk(chunk, part);
       if (keeps && kept_ != nullptr && form.updates_read_weight()) {
-        ended = [this, chunk = read.chunk, to, ended = std::move(ended)](std::exception_ptr error) {
+        ended = [this, chunk, to, ended = std::move(ended)](std::exception_ptr error) {
           if (!error) kept_->put(chunk, to);
           ended(std::move(error));
         };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/base/check.h"
 #include "kernels/perturb.h"
 #include "runtime/device/device_memory.h"
 #include "runtime/engine/offload/chunk_plan.h"

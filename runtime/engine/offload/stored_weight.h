@@ -28,7 +28,6 @@ class StoredWeight {
   // Returns the bytes of a chunk with so many elements: whole blocks.
   static std::uint64_t chunk_bytes(WeightForm form, std::int64_t elems) noexcept;
 
-  WeightForm form() const noexcept { return form_; }
   // Whether unpack() makes the elements; otherwise they are stored as the model has them.
   bool is_packed() const noexcept { return form_.is_fp8_image(); }
   std::uint64_t bytes() const noexcept;        // Of all chunks.

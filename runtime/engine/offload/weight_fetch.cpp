@@ -119,7 +119,7 @@ WeightFetch::Footprint WeightFetch::footprint(std::span<const TensorSpec> tensor
   for (const StreamedWeight& use : uses) {
     const StoredWeight& weight = stored[static_cast<std::size_t>(use.source)];
     reads.push_back({weight.bytes(), weight.part_bytes(kPartBytes)});
-    const std::uint64_t bytes = weight.is_packed() ? weight.bytes() : use.bytes();
+    const std::uint64_t bytes = use.crossing_bytes(weight.bytes());
     footprint.pass += bytes;
     if (use.module < static_cast<int>(blocks.size())) footprint.forward += bytes;
   }

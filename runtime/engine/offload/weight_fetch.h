@@ -14,8 +14,8 @@
 // is read, since a step then changes weights.
 //
 // Thread safety: one thread at a time calls.
-// Lifetime:      `tensors`, what `reader` uses, and every stream passed in, outlive it; its
-//                destructor waits for reads in flight.
+// Lifetime:      what `reader` uses, and every stream passed in, outlive it; its destructor waits
+//                for reads in flight.
 // Errors:        those of WeightRing.
 // Cost:          device: slots for 1 + `ahead` blocks, and room for a part of a weight that is not
 //                stored as the model has it, which is unpacked there. Pinned tier: a few parts of

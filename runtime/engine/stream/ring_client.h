@@ -35,6 +35,11 @@ struct StreamedWeight {
 
   DType dtype() const noexcept { return form.dtype(); }
   std::uint64_t bytes() const noexcept { return form.bytes(static_cast<std::uint64_t>(elements)); }
+  // Returns the bytes that cross in a direct ring, of those that are read. A weight that is
+  // unpacked crosses with the ends of its chunks.
+  std::uint64_t crossing_bytes(std::uint64_t read) const noexcept {
+    return computed ? read : bytes();
+  }
   DType copy_dtype() const noexcept { return computed.value_or(dtype()); }
   std::uint64_t copy_bytes() const noexcept {
     return static_cast<std::uint64_t>(elements) * size_bytes(copy_dtype());

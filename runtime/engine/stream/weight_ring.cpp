@@ -517,9 +517,8 @@ void WeightRing::submit_copies(const EntryPtr& entry, const Turn& turn) {
 // A part waits for the crossing of the one before it in its staging slot, which was submitted
 // earlier, and for the slot of its turn: neither needs what comes later.
 void WeightRing::submit_direct(const EntryPtr& entry, const Turn& turn) {
-  const StreamedWeight& weight = uses_[at(turn.use)];
   const std::uint64_t read = hops_.read_bytes(turn.use);
-  const std::uint64_t crosses = weight.computed ? read : weight.bytes();
+  const std::uint64_t crosses = uses_[at(turn.use)].crossing_bytes(read);
   const std::uint64_t each = hops_.part_bytes(turn.use);
   for (std::uint64_t first = 0; first < crosses; first += each) {
     const Slot slot = std::exchange(parts_.front(), {});

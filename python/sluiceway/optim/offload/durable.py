@@ -11,19 +11,18 @@ import base64
 import io
 import json
 import logging
-import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from sluiceway.errors import InvalidArgument
+from sluiceway.optim.common.random_state import RandomState
 from sluiceway.optim.offload.optimizer import OffloadAdamW
 
 if TYPE_CHECKING:
@@ -180,11 +179,8 @@ class Durable(TrainerCallback):
 
 def _random_states() -> dict[str, Any]:
     """Return the states of the generators, as Trainer saves them."""
-    states = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
+    now = RandomState.now()
+    states = {"python": now.python, "numpy": now.numpy, "cpu": now.torch_cpu}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
     return states

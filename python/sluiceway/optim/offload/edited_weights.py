@@ -5,7 +5,8 @@ element no longer equals its rounded master, the master takes the element's valu
 masters stay. The parameter's version reveals changes in place. A checksum of its bits reveals
 changes that bypass autograd (`.data`, a numpy array, an earlier view). The checksum reads the 2 or
 4 bytes of an element three times a step, where AdamW reads and writes 28; on a GPU, where reading
-is cheap, six times. A stored weight that is frozen may not change; its version alone is compared.
+is cheap, six times. A stored weight that is frozen may not change; its bits
+are compared if its version has changed.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class EditedWeights:
         self.enqueued()
         for number in range(len(self._parameters)):
             self.landed(number)
+        self.settle_frozen()
+
+    def settle_frozen(self) -> None:
+        """Note that the frozen weights have the values of the store."""
         self._frozen_at = [_place(w.parameter) for w in self._frozen]
         self._frozen_checksums = [checksum(w.parameter) for w in self._frozen]
 

@@ -143,7 +143,7 @@ class OffloadAdamW(EngineOptimizer):
             tensors = self.tensors_of_engine(self.of_engine.tensors())
             self.engine.begin(tensors, self.device.compute(), first_value)
             if self.options.frozen_codec != "identity":  # It has rounded them.
-                self._edited.settle()
+                self._edited.settle_frozen()
             if self._blocks is not None:
                 self._blocks.start()
 
