@@ -13,20 +13,31 @@ namespace {
 
 constexpr const char* kStateKeys[] = {"exp_avg", "exp_avg_sq", "master"};
 
-TensorState state_of(const std::array<at::Tensor, kStateStreams>& tensors) {
+using StateTensors = std::array<at::Tensor, kStateStreams>;
+
+TensorState state_of(const OffloadEngine& engine, int tensor, const StateTensors& tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    SLUICEWAY_CHECK(tensors[i].numel() == engine.tensor(tensor).elems(), kStateKeys[i], " of ",
+                    engine.tensor(tensor).name, " has ", tensors[i].numel(), " elements, expected ",
+                    engine.tensor(tensor).elems());
+  }
   return {f32_span(tensors[0], kStateKeys[0]), f32_span(tensors[1], kStateKeys[1]),
           f32_span(tensors[2], kStateKeys[2])};
 }
 
+void read_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_avg,
+                       const at::Tensor& exp_avg_sq, const at::Tensor& master) {
+  const TensorState state = state_of(engine, tensor, {exp_avg, exp_avg_sq, master});
+  const GilReleased unlocked;
+  engine.read_state(tensor, state);
+}
+
 Stats tensor_state(OffloadEngine& engine, int tensor) {
-  std::array<at::Tensor, kStateStreams> tensors;
+  StateTensors tensors;
   for (at::Tensor& each : tensors) {
     each = at::empty(at::IntArrayRef(engine.tensor(tensor).shape), at::kFloat);
   }
-  {
-    const GilReleased unlocked;
-    engine.read_state(tensor, state_of(tensors));
-  }
+  read_tensor_state(engine, tensor, tensors[0], tensors[1], tensors[2]);
   Stats state;
   state["step"] = engine.tensor_steps(tensor);
   for (std::size_t i = 0; i < tensors.size(); ++i) state[kStateKeys[i]] = tensors[i];
@@ -35,14 +46,7 @@ Stats tensor_state(OffloadEngine& engine, int tensor) {
 
 void load_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_avg,
                        const at::Tensor& exp_avg_sq, const at::Tensor& master, std::int64_t step) {
-  const std::array<at::Tensor, kStateStreams> tensors{exp_avg, exp_avg_sq, master};
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    SLUICEWAY_CHECK(tensors[i].numel() == engine.tensor(tensor).elems(),
-                    "load_tensor_state: ", kStateKeys[i], " of ", engine.tensor(tensor).name,
-                    " has ", tensors[i].numel(), " elements, expected ",
-                    engine.tensor(tensor).elems());
-  }
-  const TensorState state = state_of(tensors);
+  const TensorState state = state_of(engine, tensor, {exp_avg, exp_avg_sq, master});
   const GilReleased unlocked;
   engine.write_state(tensor, state, step);
 }
@@ -116,6 +120,8 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
       .def("tensor_steps", &OffloadEngine::tensor_steps, py::arg("tensor"))
       .def("tensor_state", &tensor_state, py::arg("tensor"),
            "step, exp_avg, exp_avg_sq, master: all copies, the last three float32.")
+      .def("read_tensor_state", &read_tensor_state, py::arg("tensor"), py::arg("exp_avg"),
+           py::arg("exp_avg_sq"), py::arg("master"), "Fill float32 tensors as tensor_state does.")
       .def("load_tensor_state", &load_tensor_state, py::arg("tensor"), py::arg("exp_avg"),
            py::arg("exp_avg_sq"), py::arg("master"), py::arg("step"),
            "Take over what tensor_state gave; the next commit makes it durable.");

@@ -613,6 +613,16 @@ class OffloadEngine(GatedEngine):
         """
         Commit, for good until the next pin.
         """
+    def read_tensor_state(
+        self,
+        tensor: typing.SupportsInt,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,
+        master: torch.Tensor,
+    ) -> None:
+        """
+        Fill float32 tensors as tensor_state does.
+        """
     def read_weight(self, tensor: typing.SupportsInt) -> torch.Tensor:
         """
         A copy of a streamed weight after the last step, in host memory.

@@ -52,51 +52,57 @@ def tensors_of(optimizer: OffloadAdamW) -> dict[int, dict[str, Any]]:
 class StatesToWrite:
     """States whose tensors have their values only while they are written to a file.
 
-    So host memory has the tensors of one parameter at a time.
+    So host memory has the tensors of one parameter at a time. They are mapped and never come from
+    the heap: there, freed tensors left holes that the next ones did not fit into.
     """
 
     def __init__(self, optimizer: OffloadAdamW) -> None:
         self._optimizer, self._step = optimizer, optimizer.engine.committed_steps
-        self._made: dict[int, tuple[int, str, mmap.mmap]] = {}  # By the address of a tensor.
-        self._read: tuple[int, dict[str, Any]] = (-1, {})  # The parameter that was read last.
+        self._rooms: dict[int, list[mmap.mmap]] = {}  # By the number of a weight.
+        self._tensors: dict[int, dict[str, torch.Tensor]] = {}
+        self._owners: dict[int, int] = {}  # The weight of a tensor, by the tensor's address.
+        self._filled: int | None = None  # The weight whose tensors have their values.
 
     def states(self) -> dict[int, dict[str, Any]]:
         """Return what `tensors_of` returns, with tensors that take no memory yet."""
         states = {}
         for number, index in self._optimizer.numbered_weights().items():
             parameter = self._optimizer.weights[index].parameter
+            self._make(index, parameter.shape)
             keys = _MOMENTS if parameter.dtype == torch.float32 else (*_MOMENTS, "master")
             states[number] = {
                 "step": self._optimizer.engine.tensor_steps(index),
-                **{key: self._make(index, key, parameter.shape) for key in keys},
+                **{key: self._tensors[index][key] for key in keys},
             }
         return states
 
-    def _make(self, index: int, key: str, shape: torch.Size) -> torch.Tensor:
-        room = mmap.mmap(-1, 4 * shape.numel(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        tensor = torch.frombuffer(room, dtype=torch.float32).view(shape)
-        self._made[tensor.data_ptr()] = index, key, room
-        return tensor
+    def _make(self, index: int, shape: torch.Size) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        rooms = [mmap.mmap(-1, 4 * shape.numel(), flags) for _ in range(3)]
+        tensors = [torch.frombuffer(room, dtype=torch.float32).view(shape) for room in rooms]
+        self._rooms[index] = rooms
+        self._tensors[index] = dict(zip((*_MOMENTS, "master"), tensors, strict=True))
+        self._owners.update((tensor.data_ptr(), index) for tensor in tensors)
 
     @contextmanager
     def __call__(self, storage: torch.UntypedStorage) -> Iterator[None]:
         """Give a tensor its values in the block; storages of others are left alone."""
-        made = self._made.get(storage.data_ptr())
-        if made is None:
-            yield
-            return
-        index, key, room = made
+        index = self._owners.get(storage.data_ptr())
+        if index is not None and index != self._filled:
+            self._fill(index)
+        yield
+
+    def _fill(self, index: int) -> None:
         if self._optimizer.engine.committed_steps != self._step:
             raise InvalidArgument(
                 f"state_to_write: the state is of step {self._step}, but the optimizer has taken "
                 "another one; write it before the next step"
             )
-        if self._read[0] != index:
-            self._read = index, self._optimizer.engine.tensor_state(index)
-        tensor = torch.tensor([], dtype=torch.float32).set_(storage)
-        tensor.copy_(self._read[1].pop(key).view(-1))
-        yield
-        room.madvise(mmap.MADV_DONTNEED)  # Gives its pages back.
+        if self._filled is not None:
+            for room in self._rooms[self._filled]:
+                room.madvise(mmap.MADV_DONTNEED)  # Gives its pages back.
+        self._filled = index
+        self._optimizer.engine.read_tensor_state(index, **self._tensors[index])
 
 
 def codec_entry(optimizer: OffloadAdamW) -> dict[str, Any]:
