@@ -22,7 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sluiceway.text.documents import Corpus, Document, pydoc_text
+from sluiceway.config.schema import DataSection
+from sluiceway.text.documents import Corpus, Document
+from sluiceway.text.pydoc_text import pydoc_text
 from sluiceway.text.sequences import Sequences, make_sequences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -102,9 +104,11 @@ def load_text(shift: str) -> Text:
     """Read one of SHIFTS and cut it into parts."""
     tokenizer = AutoTokenizer.from_pretrained(MODELS["quickstart"])
 
+    data = DataSection(train=[shift], sequence_length=LENGTH)
+
     def cut(texts: list[str]) -> Sequences:
         corpus = Corpus([Document(f"{shift}:{i}", text) for i, text in enumerate(texts)])
-        return make_sequences(corpus, tokenizer, LENGTH, True, "train", len(tokenizer))
+        return make_sequences(corpus, tokenizer, data, "train", len(tokenizer))
 
     if shift == "perl":
         final, pick, train = _perl()

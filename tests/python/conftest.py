@@ -293,7 +293,7 @@ def small_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def prose(tmp_path_factory) -> Path:
     """A text file of some 12 KB."""
-    from sluiceway.text.documents import pydoc_text
+    from sluiceway.text.pydoc_text import pydoc_text
 
     path = tmp_path_factory.mktemp("text") / "prose.txt"
     path.write_text("\n\n".join(pydoc_text("train"))[:12_000])

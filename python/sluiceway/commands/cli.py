@@ -284,7 +284,8 @@ def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     warnings.formatwarning = _formatted
     try:
-        result = app(args=arguments, prog_name="sluiceway", standalone_mode=False)
+        expanded = [_in_home(argument) for argument in arguments]
+        result = app(args=expanded, prog_name="sluiceway", standalone_mode=False)
         code = result if isinstance(result, int) else DONE
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer swallows a KeyboardInterrupt, and says nothing.
@@ -303,6 +304,20 @@ def run(arguments: list[str]) -> int:
             traceback.print_exc()
         say(error)
         return exit_code(error)
+
+
+def _in_home(argument: str) -> str:
+    """Put the home folder in the place of ~ after =, where shells leave it as it is."""
+    option, equals, value = argument.partition("=")
+    if not (equals and option.startswith("--") and value.startswith("~")):
+        return argument
+    from sluiceway.config.fields import in_home
+    from sluiceway.errors import InvalidArgument
+
+    try:
+        return f"{option}={in_home(value)}"
+    except ValueError as error:
+        raise InvalidArgument(f"{option} {error}") from None
 
 
 def _wrong(error: Any) -> int:

@@ -153,9 +153,10 @@ def _subject(path: Path, asked: Asked) -> _Subject:
 
 def _run(path: Path, asked: Asked) -> _Subject:
     config = load_config(path / RUN_CONFIG)
-    if not (asked.data or config.data.eval):
+    if not (asked.data or config.data.holds_out):
         raise InvalidArgument(
-            f"--data is missing, and {path} has no data.eval; expected a file, a glob or {PYDOC}"
+            f"--data is missing, and {path} has no data.eval and no data.split; expected a file, "
+            f"a folder, a glob or {PYDOC}"
         )
     save = last_save(path)
     # The run's own figure is over its own share of its own data.
@@ -168,8 +169,8 @@ def _run(path: Path, asked: Asked) -> _Subject:
 def _model(path: Path, asked: Asked) -> _Subject:
     if not asked.data:
         raise InvalidArgument(
-            f"--data is missing, and {path} is no run with a data.eval; expected a file, a glob or "
-            f"{PYDOC}"
+            f"--data is missing, and {path} is no run with a data.eval; expected a file, a folder, "
+            f"a glob or {PYDOC}"
         )
     config = check_config({"model": {"path": str(path)}, "data": {"train": asked.data}})
     context = context_of(check_model_folder(path, weights=False))
@@ -191,6 +192,8 @@ def _with(config: Config, asked: Asked) -> Config:
         "packing": asked.packing,
     }
     given = {key: value for key, value in given.items() if value is not None}
+    if asked.data:
+        given["split"] = 0.0
     tree = config.resolved()
     where = {("data", key): f"--{key.replace('_', '-')}" for key in given}
     tree |= {"data": tree["data"] | given}
@@ -202,20 +205,13 @@ def _with(config: Config, asked: Asked) -> Config:
 def _read(config: Config, folder: Path, shape: dict) -> tuple[Any, int]:
     from sluiceway.model.folder import load_tokenizer
     from sluiceway.run.session import vocabulary_of
-    from sluiceway.text.documents import read_documents
+    from sluiceway.text.documents import read_held_out
     from sluiceway.text.sequences import make_sequences
 
-    data = config.data
-    corpus = read_documents(data.eval, data.format, "eval")
+    corpus = read_held_out(config.data)
     tokenizer = load_tokenizer(folder)
-    sequences = make_sequences(
-        corpus,
-        tokenizer,
-        data.sequence_length,
-        data.packing,
-        "eval",
-        vocabulary_of(shape, tokenizer),
-    )
+    vocabulary = vocabulary_of(shape, tokenizer)
+    sequences = make_sequences(corpus, tokenizer, config.data, "eval", vocabulary)
     return sequences, corpus.replaced
 
 
@@ -230,7 +226,8 @@ def describe(figures: dict[str, Any]) -> str:
     data = figures["data"]
     sequences = f"{figures['sequences']} of {figures['sequences_in_data']} sequences"
     size = f"{'' if data['packing'] else 'at most '}{data['sequence_length']} tokens"
-    texts.append(f"{sequences} of {size} from {', '.join(data['eval'])}")
+    source = ", ".join(data["eval"]) or f"{100 * data['split']:g} % of the run's data"
+    texts.append(f"{sequences} of {size} from {source}")
     if figures["replaced_bytes"]:
         texts.append(f"{figures['replaced_bytes']} bytes were not UTF-8")
     step = "" if figures["step"] is None else f" step {figures['step']}:"

@@ -93,15 +93,15 @@ HeldOut = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Text to measure on: a file, a quoted glob, or pydoc for Python's own manual; may be "
-        "repeated. Default: the run's own held-out text.",
+        help="Text to measure on: a file, a folder, a quoted glob, or pydoc for Python's own "
+        "manual; may be repeated. Default: the run's own held-out text.",
     ),
 ]
 Format = Annotated[
-    Literal["text", "jsonl"] | None,
+    Literal["auto", "text", "jsonl", "csv", "parquet"] | None,
     typer.Option(
-        help="Format of the files: plain text, or one JSON object a line. Default: as in the run; "
-        "text for a model.",
+        help="Format of the files. Default: as in the run; for a model auto, which goes by each "
+        "file's name and content.",
         show_default=False,
     ),
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from sluiceway.base.sizes import parse_bytes
 from sluiceway.errors import InvalidArgument
@@ -32,8 +34,19 @@ def _numbers_are_not_switches(value: Any) -> Any:
     return value
 
 
+def in_home(path: str) -> str:
+    """Put the home folder in the place of a leading ~, which a shell leaves in `--out=~/run`."""
+    if not re.match(r"~(/|$)", path):
+        return path
+    home = os.path.expanduser("~")
+    if home == "~":
+        raise ValueError(f"is {path}, and this user has no home folder; set HOME, or write it out")
+    return home + path[1:]
+
+
 Size = Annotated[int, BeforeValidator(_bytes)]
-Names = Annotated[list[str], BeforeValidator(_one_is_a_list)]
+Path = Annotated[str, AfterValidator(in_home)]
+Paths = Annotated[list[Path], BeforeValidator(_one_is_a_list)]
 Int = Annotated[int, BeforeValidator(_numbers_are_not_switches)]
 Count = Annotated[Int, Field(ge=1, lt=2**63)]
 SmallCount = Annotated[Int, Field(ge=1, lt=2**31)]

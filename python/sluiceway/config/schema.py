@@ -18,9 +18,10 @@ from sluiceway.config.fields import (
     Beta,
     Count,
     Int,
-    Names,
     Natural,
     NotNegative,
+    Path,
+    Paths,
     Positive,
     Section,
     SmallCount,
@@ -30,6 +31,19 @@ from sluiceway.config.shared_options import NormMode, Order
 from sluiceway.config.values import Budget, Link, StoreOptions
 from sluiceway.errors import Unavailable
 
+DataFormat = Literal["auto", "text", "jsonl", "csv", "parquet"]
+ColumnName = Literal[
+    "text",
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "instruction",
+    "input",
+    "output",
+    "system",
+    "tools",
+]
 PYDOC = "pydoc"  # A text that every Python brings along.
 
 
@@ -52,7 +66,7 @@ def _of_its_kind(value: Any) -> Any:
 
 
 class ModelSection(Section):
-    path: str
+    path: Path
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"  # How weights are stored.
     # null computes in `dtype`; auto is bf16 where the machine is fast at it, else null.
     autocast: Annotated[Literal["bf16", "fp16", "auto"] | None, BeforeValidator(off_is_null)] = None
@@ -69,11 +83,25 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    train: Annotated[Names, Field(min_length=1)]  # Files, globs, or pydoc.
-    eval: Names = Field(default_factory=list)
-    format: Literal["text", "jsonl"] = "text"  # Of the files; jsonl has `text` or `messages`.
+    train: Annotated[Paths, Field(min_length=1)]  # Files, folders, globs, or pydoc.
+    eval: Paths = Field(default_factory=list)
+    split: Annotated[float, Field(ge=0, lt=1)] = 0.0  # Share of data.train that is held out.
+    format: DataFormat = "auto"  # By each file's name and content; jsonl: arrays, too.
+    columns: dict[ColumnName, str] = Field(default_factory=dict)  # Column of the files by its use.
     sequence_length: Annotated[Int, Field(ge=2)] = 256
     packing: bool = True  # Documents are joined and cut; false: one document, one sequence.
+    overlong: Literal["refuse", "truncate", "drop"] = "refuse"  # Without packing.
+
+    @model_validator(mode="after")
+    def _held_out_once(self) -> DataSection:
+        if self.eval and self.split:
+            raise ValueError("has eval and split, expected one of them")
+        return self
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether a run measures its loss on text that it does not train on."""
+        return bool(self.eval or self.split)
 
 
 class TrainSection(Section):

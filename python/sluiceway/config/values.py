@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from sluiceway.config.fields import Float, Int, Natural, NotNegative, Positive, Size
+from sluiceway.config.fields import Float, Int, Natural, NotNegative, Positive, Size, in_home
 from sluiceway.config.options import Options, option
 
 
@@ -49,6 +49,10 @@ class Budget(Options):
     host: Size | None = option(None, "Memory of the host that is not page-locked.")
     pinned: Size | None = option(None, "Page-locked memory of the host.")
     disk: Size | None = option(None, "The store.")
+
+
+def _in_home(path: Any) -> Any:
+    return in_home(path) if isinstance(path, str) else path
 
 
 class StoreOptions(Options):
@@ -93,7 +97,9 @@ class StoreOptions(Options):
                     "is the empty text, expected the name of a folder or device; . is the current "
                     "folder"
                 )
-        return path
+        if isinstance(path, list):
+            return [_in_home(one) for one in path]
+        return _in_home(path)
 
     @property
     def paths(self) -> list[str]:

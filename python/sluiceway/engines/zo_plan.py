@@ -174,7 +174,7 @@ class ZoPlan(DevicePlan):
     def _device_parts(self, engine: ZoSection) -> dict[str, int]:
         """Bytes on the device by purpose; only those of waiting forwards depend on directions."""
         config, uses = self._config, self._uses
-        evaluated = engine.evaluated_at_once(config) if config.data.eval else 1
+        evaluated = engine.evaluated_at_once(config) if config.data.holds_out else 1
         waiting = max(engine.forwards(config), evaluated)
         return {
             "slots": self._ring["device"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,6 +28,7 @@ from sluiceway.run.session import Inputs, open_context, read_inputs, seed_everyt
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import summarise
 from sluiceway.store.drives import find_drives
+from sluiceway.text.batches import describe_data
 
 
 class Run:
@@ -117,6 +119,8 @@ class Run:
     ) -> dict[str, Any]:
         # A run that is over makes no step, and keeps its trace.
         unfinished = position.step < self._config.train.steps
+        kind = self._config.engine.kind
+        self._say(kind, describe_data(self._config.data, inputs.counts))
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
             with self._folder.changed_config(self._config):  # A resume may have changed it.
@@ -245,7 +249,7 @@ class Run:
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         noting = note if self._config.engine.commits else None
-        self._describe(kind, context)
+        self._say(kind, context.engine.description())
         place = self._folder.checkpoint_path
         with (
             Progress(kind, steps, seconds, self._out) as progress,
@@ -273,9 +277,9 @@ class Run:
         self._folder.write_summary(summary)
         return summary
 
-    def _describe(self, title: str, context: RunContext) -> None:
-        """Print the description of the engine: the first lines of a run."""
-        for text in context.engine.description():
+    def _say(self, title: str, texts: Iterable[str]) -> None:
+        """Print the first lines of a run, which describe its data and its engine."""
+        for text in texts:
             print(f"{title}: {text}", file=self._out, flush=True)
 
     def _native(self, inputs: Inputs) -> dict[str, Any]:
@@ -297,7 +301,7 @@ class Run:
         """Train without saving: a comparison is repeated, not resumed."""
         context, position = self._open(inputs, Path(self._config.model.path)), Position()
         title = f"{self._config.engine.kind} (to compare)"
-        self._describe(title, context)
+        self._say(title, context.engine.description())
         with (
             _closing(context),
             Progress(title, self._config.train.steps, out=self._out) as progress,

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from sluiceway.config.schema import Config
-from sluiceway.text.documents import Corpus, read_documents
+from sluiceway.config.schema import Config, DataSection
+from sluiceway.text.documents import KINDS, Corpus, read_corpora
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
 
 
@@ -30,23 +30,56 @@ class Batch:
 def load_sequences(
     config: Config, tokenizer: Any, vocabulary: int
 ) -> tuple[Sequences, Sequences | None, dict[str, int]]:
-    """Read what `config.data` names: training, held-out (None without `data.eval`), and counts."""
+    """Read what `config.data` names: training, held-out (None if there is none), and counts."""
     data = config.data
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = {"replaced_bytes": 0}
+    train, held_out = read_corpora(data)
+    made = [_made(train, tokenizer, data, "train", vocabulary, counts)]
+    if held_out is not None:
+        made.append(_made(held_out, tokenizer, data, "eval", vocabulary, counts))
+    return made[0], made[1] if len(made) > 1 else None, counts
 
-    def load(names: list[str], part: str) -> Sequences:
-        corpus: Corpus = read_documents(names, data.format, part)
-        sequences = make_sequences(
-            corpus, tokenizer, data.sequence_length, data.packing, part, vocabulary
-        )
-        counts[f"{part}_documents"] = len(corpus.documents)
-        counts[f"{part}_sequences"] = len(sequences)
-        counts[f"{part}_tokens"] = int(sequences.lengths.sum())
-        counts["replaced_bytes"] = counts.get("replaced_bytes", 0) + corpus.replaced
-        return sequences
 
-    train = load(data.train, "train")
-    return train, load(data.eval, "eval") if data.eval else None, counts
+def _made(
+    corpus: Corpus,
+    tokenizer: Any,
+    data: DataSection,
+    part: str,
+    vocabulary: int,
+    counts: dict[str, int],
+) -> Sequences:
+    sequences = make_sequences(corpus, tokenizer, data, part, vocabulary)
+    counts |= {f"{part}_{kind}": count for kind, count in corpus.kinds().items()}
+    counts[f"{part}_documents"] = len(corpus.documents)
+    counts[f"{part}_sequences"] = len(sequences)
+    counts[f"{part}_tokens"] = int(sequences.lengths.sum())
+    counts[f"{part}_learned"] = int(sequences.learned_tokens().sum())
+    counts[f"{part}_overlong"] = sequences.overlong
+    counts["replaced_bytes"] += corpus.replaced
+    return sequences
+
+
+def describe_data(data: DataSection, counts: dict[str, int]) -> list[str]:
+    """Say what was found, a line for each part."""
+    return [
+        _described(data, counts, part) for part in ("train", "eval") if f"{part}_tokens" in counts
+    ]
+
+
+def _described(data: DataSection, counts: dict[str, int], part: str) -> str:
+    found = [f"{counts[f'{part}_{kind}']:,} {kind}" for kind in KINDS if f"{part}_{kind}" in counts]
+    size = f"{'' if data.packing else 'at most '}{data.sequence_length:,} tokens"
+    share = counts[f"{part}_learned"] / counts[f"{part}_tokens"]
+    text = (
+        f"{'data' if part == 'train' else 'held out'}: {', '.join(found)}; "
+        f"{counts[f'{part}_sequences']:,} sequences of {size}"
+    )
+    if share < 1:
+        text += f", {100 * share:.0f} % of the tokens learned"
+    if overlong := counts[f"{part}_overlong"]:
+        done = "cut" if data.overlong == "truncate" else "left out"
+        text += f"; {overlong:,} documents are longer and are {done} (data.overlong)"
+    return text
 
 
 class Batches:

@@ -1,29 +1,67 @@
-"""Reads texts and conversations from disk, each with its file and line."""
+"""Turns the rows of a data set into documents: texts, answers to prompts, and conversations.
+
+    messages, or conversations of {from, value}     the assistant's turns are learned
+    prompt, completion (texts or lists of messages) the completion is learned
+    instruction, input, output, system (alpaca)     the output is learned
+    text                                            all of it is learned
+
+The first line whose columns a record has says what it is, unless `data.columns` maps columns to
+these names; then the others are not looked at.
+"""
 
 from __future__ import annotations
 
-import errno
-import glob
-import hashlib
 import json
-import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from sluiceway.config.schema import PYDOC
-from sluiceway.errors import InvalidArgument, IoError
+import numpy as np
 
-_REPEATED = 40  # Shorter paragraphs, such as headings, may occur in both parts.
+from sluiceway.config.schema import PYDOC, DataSection
+from sluiceway.errors import InvalidArgument
+from sluiceway.text.files import Reading
+from sluiceway.text.pydoc_text import pydoc_text
+
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}  # Of sharegpt's conversations; others are names of roles themselves.
+KINDS = ("texts", "answers", "conversations")  # Values of Document.kind.
+_SPLIT_SEED = 0x5EED
+_EXPECTED = "messages, conversations, prompt and completion, instruction and output, or text"
+# For tokenizers without a chat template; of Stanford's Alpaca, whose models know it.
+_ALPACA = (
+    "Below is an instruction that describes a task{paired}. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
+)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text, or one conversation."""
+    """One text, one answer to a prompt, or one conversation.
+
+    An alpaca record has both: messages for tokenizers with a chat template, and a prompt.
+    """
 
     place: str  # "file:line", for errors.
     text: str = ""
-    messages: list[dict] | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: str = ""  # Comes before the text and is not learned.
+    given: int = 0  # The first messages, of which nothing is learned.
+    tools: list[Any] | None = None  # For the chat template.
+
+    @property
+    def kind(self) -> str:
+        """What a user calls it, in the plural."""
+        if self.messages is not None:
+            return "conversations"
+        return "answers" if self.prompt else "texts"
 
 
 @dataclass
@@ -34,54 +72,66 @@ class Corpus:
     files: int = 0
     replaced: int = 0  # Bytes that were not UTF-8.
 
+    def kinds(self) -> dict[str, int]:
+        """Count the documents of each kind."""
+        return dict(Counter(document.kind for document in self.documents))
 
-def pydoc_text(part: str) -> list[str]:
-    """Return texts of `pydoc_data.topics`, the English of Python's own reference manual.
+
+def read_corpora(data: DataSection) -> tuple[Corpus, Corpus | None]:
+    """Read the documents for training, and those that are held out; None if there are none."""
+    train = read_documents(data.train, data.format, "train", data.columns)
+    if data.eval:
+        return train, read_held_out(data)
+    return _split(train, data.split) if data.split else (train, None)
+
+
+def read_held_out(data: DataSection) -> Corpus:
+    """Read the documents that are held out of a run with `eval` or `split`."""
+    if data.eval:
+        return read_documents(data.eval, data.format, "eval", data.columns)
+    return _split(read_documents(data.train, data.format, "train", data.columns), data.split)[1]
+
+
+def _split(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:
+    """Hold out a share of the documents, at least one; always the same ones of the same data."""
+    documents = [d for d in corpus.documents if d.messages or d.text.strip()]
+    if len(documents) < 2:
+        raise InvalidArgument(
+            "data.split: there is one document, expected at least 2 to hold one out; name another "
+            "file in data.eval"
+        )
+    count = min(max(1, round(share * len(documents))), len(documents) - 1)
+    order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(len(documents))
+    held_out = set(order[:count].tolist())
+    parts = [[], []]
+    for number, document in enumerate(documents):
+        parts[number in held_out].append(document)
+    train = Corpus(parts[0], corpus.files, corpus.replaced)
+    return train, Corpus(parts[1], corpus.files)
+
+
+def read_documents(
+    names: list[str], file_format: str, part: str, columns: Mapping[str, str] | None = None
+) -> Corpus:
+    """Read files, folders, globs and `pydoc`, in the order given.
 
     Parameters
     ----------
+    file_format : str
+        "auto", or the format of all files.
     part : str
-        "train" or "eval". A hash of a topic's name decides whether it is held out, about one in
-        eight, the same in every version of Python. The manual repeats itself across topics, so a
-        paragraph is kept once, and never in both parts.
-    """
-    from pydoc_data.topics import topics
-
-    if part not in ("train", "eval"):
-        raise InvalidArgument(f"pydoc_text: part is {part!r}, expected 'train' or 'eval'")
-    parts: dict[str, list[str]] = {"eval": [], "train": []}
-    held_out = {name for name in topics if _hash(name) % 8 == 0}
-    seen: set[str] = set()
-    for name in sorted(topics, key=lambda name: (name not in held_out, name)):
-        kept = [p for p in topics[name].split("\n\n") if _is_new(p, seen)]
-        parts["eval" if name in held_out else "train"].append("\n\n".join(kept))
-    return parts[part]
-
-
-def _hash(name: str) -> int:
-    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
-
-
-def _is_new(paragraph: str, seen: set[str]) -> bool:
-    words = " ".join(paragraph.split())
-    if len(words) < _REPEATED:
-        return True
-    fresh = words not in seen
-    seen.add(words)
-    return fresh
-
-
-def read_documents(names: list[str], file_format: str, part: str) -> Corpus:
-    """Read files, globs and `pydoc`, in the order given.
+        "train" or "eval".
+    columns : mapping, optional
+        The file's column for each name of this module's list that is used.
 
     Raises
     ------
     sluiceway.errors.IoError
         A file is missing or cannot be read.
     sluiceway.errors.InvalidArgument
-        A line does not parse, or the files have no text; the error has file and line.
+        A record does not parse, or the files have no text; the error has file and line.
     """
-    corpus = Corpus()
+    corpus, reading = Corpus(), Reading(file_format, part)
     for name in names:
         if name == PYDOC:
             corpus.documents += [
@@ -89,11 +139,10 @@ def read_documents(names: list[str], file_format: str, part: str) -> Corpus:
                 for number, text in enumerate(pydoc_text(part), start=1)
             ]
             continue
-        for path in _files(name, part):
-            corpus.files += 1
-            text = _decode(path, corpus)
-            read = _read_jsonl if file_format == "jsonl" else _read_text
-            corpus.documents += read(path, text)
+        for place, row in reading.rows(name):
+            document = Document(place, row) if isinstance(row, str) else _of(row, place, columns)
+            corpus.documents.append(document)
+    corpus.files, corpus.replaced = reading.files, reading.replaced
     if not any(d.messages or d.text.strip() for d in corpus.documents):
         raise InvalidArgument(
             f"data.{part}: {', '.join(names)} has no text ({corpus.files} files), expected at "
@@ -102,97 +151,170 @@ def read_documents(names: list[str], file_format: str, part: str) -> Corpus:
     return corpus
 
 
-def _files(name: str, part: str) -> list[Path]:
-    if os.path.isdir(name):
-        raise InvalidArgument(f"data.{part}: {name} is a folder, expected a file or {name}/*.txt")
-    if os.path.exists(name) and not os.path.isfile(name):  # A pipe is empty when read again.
-        raise InvalidArgument(
-            f"data.{part}: {name} is not a regular file; copy its contents to one"
-        )
-    if os.path.exists(name):
-        return [Path(name)]
-    found = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
-    if not found:
-        is_glob = glob.has_magic(name)
-        problem = "no file matches" if is_glob else "there is no file"
-        raise IoError(
-            f"data.{part}: {problem} {name}, expected a file, a glob or {PYDOC}",
-            errno.ENOENT,
-            name,
-        )
-    return [Path(path) for path in found]
-
-
-def _decode(path: Path, corpus: Corpus) -> str:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise IoError(f"{path}: cannot be read, {error.strerror}", error.errno, str(path)) from None
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        text = raw.decode("utf-8", errors="replace")
-        corpus.replaced += len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
-    return text.removeprefix("\ufeff")
-
-
-def _read_text(path: Path, text: str) -> Iterator[Document]:
-    if text.strip():
-        yield Document(f"{path}:1", text)
-
-
-def _read_jsonl(path: Path, text: str) -> Iterator[Document]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # A number of 5,000 digits is a ValueError.
-            column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise InvalidArgument(
-                f"{place}{column}: is not JSON, expected one object per line"
-            ) from None
-        yield _document(record, place)
-
-
-def _document(record: object, place: str) -> Document:
-    if not isinstance(record, dict):
-        raise InvalidArgument(
-            f"{place}: is a {type(record).__name__}, expected an object with text or messages"
-        )
-    if "messages" in record:
-        messages = _checked_messages(record["messages"], place)
-        for message in messages:
-            _check_characters(json.dumps(message, ensure_ascii=False), place)
-        return Document(place, messages=messages)
-    text = record.get("text")
-    if not isinstance(text, str):
+def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -> Document:
+    if columns:
+        record = _mapped(record, place, columns)
+    if "messages" in record or "conversations" in record:
+        document = _conversation(record, place)
+    elif "prompt" in record and "completion" in record:
+        document = _answer(record, place)
+    elif "instruction" in record and "output" in record:
+        document = _alpaca(record, place)
+    elif isinstance(record.get("text"), str):
+        document = Document(place, record["text"])
+    else:
         has = ", ".join(sorted(map(str, record))) or "no keys"
-        raise InvalidArgument(f"{place}: has {has}, expected a string text, or messages")
-    _check_characters(text, place)
-    return Document(place, text)
+        raise InvalidArgument(
+            f"{place}: has {has}, expected a string text, or messages, or others of {_EXPECTED}; "
+            "data.columns gives columns other names"
+        )
+    _check_characters(document)
+    return document
 
 
-def _check_characters(text: str, place: str) -> None:
+def _mapped(record: dict[str, Any], place: str, columns: Mapping[str, str]) -> dict[str, Any]:
+    lacks = [column for column in columns.values() if column not in record]
+    optional = {columns[name] for name in ("input", "system", "tools") if name in columns}
+    if missing := [column for column in lacks if column not in optional]:
+        raise InvalidArgument(
+            f"{place}: has {', '.join(sorted(map(str, record)))}, expected {', '.join(missing)} "
+            "as data.columns says"
+        )
+    return {name: record[column] for name, column in columns.items() if column in record}
+
+
+def _string(record: dict[str, Any], key: str, place: str) -> str:
+    value = record.get(key)
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgument(f"{place}: {key} is a {type(value).__name__}, expected a string")
+    return value or ""
+
+
+def _conversation(record: dict[str, Any], place: str) -> Document:
+    key = "messages" if "messages" in record else "conversations"
+    messages = _messages(record[key], place, key)
+    system = _string(record, "system", place)
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    _check_learns(messages, place, key)
+    return Document(place, messages=messages, tools=_tools(record, place))
+
+
+def _answer(record: dict[str, Any], place: str) -> Document:
+    prompt, completion = record["prompt"], record["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return Document(place, completion, prompt=prompt)
+    given = _messages(prompt, place, "prompt")
+    answer = _messages(completion, place, "completion")
+    _check_learns(answer, place, "completion")
+    return Document(
+        place, messages=[*given, *answer], given=len(given), tools=_tools(record, place)
+    )
+
+
+def _alpaca(record: dict[str, Any], place: str) -> Document:
+    instruction, more, output, system = (
+        _string(record, key, place) for key in ("instruction", "input", "output", "system")
+    )
+    asked = f"{instruction}\n\n{more}" if more else instruction
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    prompt = _ALPACA.format(
+        paired=", paired with an input that provides further context" if more else "",
+        instruction=instruction,
+        input=f"### Input:\n{more}\n\n" if more else "",
+    )
+    return Document(place, output, messages, f"{system}\n\n{prompt}" if system else prompt)
+
+
+def _messages(found: object, place: str, key: str) -> list[dict[str, Any]]:
+    """Return messages with role and content, whatever their keys are called in the record."""
+    if not isinstance(found, list) or not found:
+        raise InvalidArgument(f"{place}: {key} is not a list of {{role, content}} objects")
+    return [_message(m, f"{place}: {key}[{number}]") for number, m in enumerate(found)]
+
+
+def _message(found: object, at: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{at} is a {type(found).__name__}, expected {{role, content}}")
+    message = dict(found)
+    if "from" in message:
+        role = message.pop("from")
+        message["role"] = _ROLES.get(role, role) if isinstance(role, str) else role
+    if "value" in message:
+        message["content"] = message.pop("value")
+    if not isinstance(message.get("role"), str):
+        raise InvalidArgument(f"{at} has no role, expected a string such as user")
+    message["content"] = _content(message, at)
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [_call(call, at) for call in calls]
+    return message
+
+
+def _content(message: dict[str, Any], at: str) -> str:
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        return ""
+    if isinstance(content, list):
+        content = "".join(_part(part, at) for part in content)
+    if not isinstance(content, str):
+        what = "no content" if content is None else f"a {type(content).__name__} as content"
+        raise InvalidArgument(f"{at} has {what}, expected a string, or parts of text")
+    return content
+
+
+def _part(part: object, at: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return part["text"]
+    kind = part.get("type", "part without text") if isinstance(part, dict) else part
+    raise InvalidArgument(f"{at} has a part that is {kind}, expected parts of text alone")
+
+
+def _call(call: object, at: str) -> dict[str, Any]:
+    """Return a tool call whose arguments are an object: templates write them as JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidArgument(f"{at} has a tool call without a function's name")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise InvalidArgument(
+                f"{at} calls {function['name']} with arguments that are not JSON"
+            ) from None
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _tools(record: dict[str, Any], place: str) -> list[Any] | None:
+    tools = record.get("tools")
+    if isinstance(tools, str):  # Tables cannot hold schemas that differ, so people store text.
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except (ValueError, RecursionError):
+            raise InvalidArgument(f"{place}: tools is not JSON, expected a list") from None
+    if tools is not None and not isinstance(tools, list):
+        raise InvalidArgument(f"{place}: tools is a {type(tools).__name__}, expected a list")
+    return tools or None
+
+
+def _check_learns(messages: list[dict[str, Any]], place: str, key: str) -> None:
+    if not any(m["role"] == "assistant" for m in messages):
+        raise InvalidArgument(
+            f"{place}: {key} has no turn of the assistant to learn from, expected at least one"
+        )
+
+
+def _check_characters(document: Document) -> None:
+    parts = (document.prompt, document.text, document.messages, document.tools)
+    text = "".join(p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in parts)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise InvalidArgument(
-            f"{place}: has {half}, half of a surrogate pair, expected whole characters"
+            f"{document.place}: has {half}, half of a surrogate pair, expected whole characters"
         ) from None
-
-
-def _checked_messages(messages: object, place: str) -> list[dict]:
-    fits = isinstance(messages, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in messages
-    )
-    if not fits:
-        raise InvalidArgument(f"{place}: messages is not a list of {{role, content}} strings")
-    if not any(m["role"] == "assistant" for m in messages):
-        raise InvalidArgument(
-            f"{place}: messages has no turn of the assistant to learn from, expected at least one"
-        )
-    return messages

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from sluiceway.config.schema import DataSection
 from sluiceway.errors import InvalidArgument
 from sluiceway.text.documents import Corpus, Document
 from sluiceway.text.tokens import tokenise
@@ -26,9 +27,20 @@ class Sequences:
     learned: np.ndarray  # bool: whether this token is predicted.
     starts: np.ndarray
     lengths: np.ndarray
+    overlong: int = 0  # Documents that were cut or left out because of their length.
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def learned_tokens(self, first: int = 0) -> np.ndarray:
+        """Count the tokens of each sequence with a mark, from its token `first` on."""
+        return np.array(
+            [
+                np.count_nonzero(self.learned[start + first : start + size])
+                for start, size in zip(self.starts, self.lengths, strict=True)
+            ],
+            np.int64,
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -40,16 +52,16 @@ class Sequences:
 
 
 def make_sequences(
-    corpus: Corpus, tokenizer: Any, length: int, packing: bool, part: str, vocabulary: int
+    corpus: Corpus, tokenizer: Any, data: DataSection, part: str, vocabulary: int
 ) -> Sequences:
     """Tokenise a corpus and cut it.
 
     Parameters
     ----------
-    length : int
-        Tokens in a sequence; exactly with `packing`, otherwise at most.
-    packing : bool
-        Join all documents and cut; a remainder shorter than `length` is left out.
+    data : DataSection
+        With `packing`, all documents are joined and cut into sequences of `sequence_length`
+        tokens; a shorter remainder is left out. Without it, each document is a sequence of at most
+        that length, and `overlong` says what becomes of a longer one.
     part : str
         "train" or "eval", for errors.
     vocabulary : int
@@ -57,22 +69,25 @@ def make_sequences(
     """
     stream = tokenise(corpus, tokenizer)
     tokens = stream.tokens
-    kept = np.flatnonzero(stream.lengths)
-    lengths = stream.lengths[kept]
-    if not packing:
-        for document, count in zip(kept, lengths, strict=True):
-            _check_length(corpus.documents[document], count, length)
     if len(tokens) and tokens.max() >= vocabulary:
         raise InvalidArgument(
             f"data.{part}: the tokenizer gives token {tokens.max()}, but the model has only "
             f"{vocabulary} embeddings; use the tokenizer of this model"
         )
-    starts = np.cumsum(lengths) - lengths
-    if packing:
+    length, overlong = data.sequence_length, 0
+    if data.packing:
         starts = np.arange(len(tokens) // length, dtype=np.int64) * length
         lengths = np.full(len(starts), length, np.int64)
+    else:
+        starts, lengths = np.cumsum(stream.lengths) - stream.lengths, stream.lengths
+        longer = lengths > length
+        overlong = int(np.count_nonzero(longer))
+        if overlong and data.overlong == "refuse":
+            _refuse_length(corpus.documents[np.argmax(longer)], lengths[np.argmax(longer)], length)
+        kept = (lengths > 0) & ~longer if data.overlong == "drop" else lengths > 0
+        starts, lengths = starts[kept], np.minimum(lengths[kept], length)
     return _with_something_to_learn(
-        Sequences(tokens, stream.learned, starts, lengths), length, packing, part
+        Sequences(tokens, stream.learned, starts, lengths, overlong), length, data.packing, part
     )
 
 
@@ -80,28 +95,19 @@ def _with_something_to_learn(
     sequences: Sequences, length: int, packing: bool, part: str
 ) -> Sequences:
     # The first token of a sequence cannot be predicted: no token precedes it.
-    counts = np.array(
-        [
-            np.count_nonzero(sequences.learned[start + 1 : start + size])
-            for start, size in zip(sequences.starts, sequences.lengths, strict=True)
-        ],
-        np.int64,
-    )
-    keep = counts > 0
+    keep = sequences.learned_tokens(first=1) > 0
     if not keep.any():
         expected = f"at least one sequence of {length}" if packing else "at least 2 in a document"
         raise InvalidArgument(
             f"data.{part}: {len(sequences.tokens)} tokens in all, expected {expected}; use more "
             "text or a smaller data.sequence_length"
         )
-    return Sequences(
-        sequences.tokens, sequences.learned, sequences.starts[keep], sequences.lengths[keep]
+    starts, lengths = sequences.starts[keep], sequences.lengths[keep]
+    return replace(sequences, starts=starts, lengths=lengths)
+
+
+def _refuse_length(document: Document, count: int, length: int) -> None:
+    raise InvalidArgument(
+        f"{document.place}: {count} tokens, expected at most data.sequence_length, {length}; set "
+        "data.packing: true to cut it, or data.overlong to truncate or drop"
     )
-
-
-def _check_length(document: Document, count: int, length: int) -> None:
-    if count > length:
-        raise InvalidArgument(
-            f"{document.place}: {count} tokens, expected at most data.sequence_length, {length}; "
-            "set data.packing: true to cut it"
-        )

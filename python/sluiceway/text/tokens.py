@@ -8,11 +8,11 @@ later runs with the same documents, map these files, which costs neither time no
         tokens     int32, all documents one after the other
         learned    bool, parallel to tokens
         lengths    int64, tokens of each document
+        checksum   SHA-256 of these three
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import os
@@ -26,17 +26,21 @@ import numpy as np
 
 from sluiceway.base.atomic import replace_folder
 from sluiceway.base.meter import meter
-from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.errors import IoError
+from sluiceway.text.conversations import common_prefix, conversation_tokens, marked_template
 from sluiceway.text.documents import Corpus, Document
 
 _KEPT_FROM = 4 << 20  # Characters.
 _PIECE = 1 << 18  # Characters that a tokenizer gets at once; it needs 140 bytes for each.
-_REVISION = 2  # Raise it when this file makes other tokens from a document.
+_REVISION = 3  # Raise it when this file makes other tokens from a document.
+_OVERLAP = 512  # Characters that a piece has of each neighbour.
+_ALIKE = 8  # Tokens on each side of a seam that are the same in both pieces.
 _WORD_END = re.compile(r"\S(?= \S)")
-_MARK = "\ue000"  # A private-use character, which no template has.
-# Templates that write today's date get this one: equal data must give equal tokens on every day.
-_DAY = datetime.date(2024, 7, 26)
+_CHECKSUM = "checksum"
 _FILES = {"tokens": np.int32, "learned": np.bool_, "lengths": np.int64}
+
+
+Located = tuple[np.ndarray, np.ndarray]  # Tokens, and where in the text each one starts.
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,10 @@ def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
         The chat template is missing or cannot be used; the error has file and line.
     """
     size = sum(map(_size, corpus.documents))
-    if size < _KEPT_FROM or getattr(tokenizer, "backend_tokenizer", None) is None:
-        return _in_memory(corpus, tokenizer)  # Such a tokenizer cannot be hashed.
-    folder = _cache() / _key(corpus, tokenizer)
+    hashable = getattr(tokenizer, "backend_tokenizer", None) is not None
+    if size < _KEPT_FROM or not hashable or (cache := _cache()) is None:
+        return _in_memory(corpus, tokenizer)
+    folder = cache / _key(corpus, tokenizer)
     if (kept := _mapped(folder, len(corpus.documents))) is not None:
         return kept
     try:
@@ -71,14 +76,17 @@ def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
 
 
 def _size(document: Document) -> int:
-    return len(document.text) + sum(len(m["content"]) for m in document.messages or ())
+    said = sum(len(message["content"]) for message in document.messages or ())
+    return len(document.prompt) + len(document.text) + said
 
 
 def _each(
     corpus: Corpus, tokenizer: Any, advance: Any = lambda count: None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    chats = [d for d in corpus.documents if _is_chat(d, tokenizer)]
+    marked = marked_template(tokenizer, chats[0].place) if chats else None
     for document in corpus.documents:
-        yield _tokens_of(document, tokenizer)
+        yield _tokens_of(document, tokenizer, marked)
         advance(_size(document))
 
 
@@ -91,9 +99,10 @@ def _in_memory(corpus: Corpus, tokenizer: Any) -> TokenStream:
     )
 
 
-def _cache() -> Path:
+def _cache() -> Path | None:
+    """Return the folder of all cached tokens; None if this user has none."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "sluiceway" / "tokens"
+    return Path(home) / "sluiceway" / "tokens" if home[:1] != "~" else None
 
 
 def _key(corpus: Corpus, tokenizer: Any) -> str:
@@ -112,14 +121,25 @@ def _key(corpus: Corpus, tokenizer: Any) -> str:
     digest = hashlib.sha256(json.dumps(about).encode())
     for document in corpus.documents:
         text = document.text.encode()
-        digest.update(json.dumps([len(text), document.messages]).encode())
+        more = [document.prompt, document.messages, document.given, document.tools]
+        digest.update(json.dumps([len(text), more]).encode())
         digest.update(text)
     return digest.hexdigest()[:32]
 
 
+def _checksum(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name in _FILES:
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
 def _mapped(folder: Path, documents: int) -> TokenStream | None:
-    """Map the tokens in the folder; None if it is missing or incomplete."""
+    """Map the tokens in the folder; None if it is missing, incomplete or damaged."""
     try:
+        if (folder / _CHECKSUM).read_text() != _checksum(folder):
+            return None
         arrays = (np.memmap(folder / name, dtype, mode="r") for name, dtype in _FILES.items())
         stream = TokenStream(*arrays)
     except (OSError, ValueError):
@@ -137,117 +157,113 @@ def _write(folder: Path, parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> None
             learned.write(marks)
             lengths.append(len(ids))
     (folder / "lengths").write_bytes(np.array(lengths, np.int64))
+    (folder / _CHECKSUM).write_text(_checksum(folder))
 
 
-def _tokens_of(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    if document.messages is not None:
-        return _conversation(document, tokenizer)
+def _is_chat(document: Document, tokenizer: Any) -> bool:
+    """Whether the chat template writes a document; a prompt stands in where there is none."""
+    templated = tokenizer.chat_template is not None
+    return document.messages is not None and (templated or not document.prompt)
+
+
+def _tokens_of(
+    document: Document, tokenizer: Any, marked: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    if _is_chat(document, tokenizer):
+        return conversation_tokens(document, tokenizer, marked)
+    if document.prompt:
+        return _answer(document, tokenizer)
     if not document.text.strip():
         return np.zeros(0, np.int32), np.zeros(0, bool)
     tokens = _text(document.text, tokenizer)
     return tokens, np.ones(len(tokens), bool)
 
 
+def _answer(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Tokenise prompt and text as one; what is learned begins where the prompt's tokens end."""
+    tokens = _text(document.prompt + document.text, tokenizer)
+    return tokens, np.arange(len(tokens)) >= common_prefix(_ids(document.prompt, tokenizer), tokens)
+
+
 def _text(text: str, tokenizer: Any) -> np.ndarray:
-    """Tokenise a text, in pieces if it is long, with one end token."""
+    """Tokenise a text, in pieces if it is long, with one begin token if any, and one end token."""
+    cuts = _cuts(text) if tokenizer.is_fast else []  # Others cannot say where their tokens are.
+    tokens = _in_pieces(text, cuts, tokenizer) if cuts else None
+    if tokens is None:
+        tokens = _ids(text, tokenizer)
     end = tokenizer.eos_token_id
-    pieces: list[np.ndarray] = []
-    for piece in _pieces(text):
-        if len(pieces) == 1 and pieces[0][-1:].tolist() == [end]:
-            pieces[0] = pieces[0][:-1]  # This tokenizer adds begin and end tokens to each piece.
-        ids = tokenizer(piece, verbose=False, add_special_tokens=not pieces)["input_ids"]
-        pieces.append(np.array(ids, np.int32))
-    if end is not None and pieces[-1][-1:].tolist() != [end]:
-        pieces.append(np.array([end], np.int32))
-    return np.concatenate(pieces)
+    if end is None or tokens[-1:].tolist() == [end]:
+        return tokens
+    return np.append(tokens, np.int32(end))
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Cut the text before a word's space, where byte-level tokenizers always cut."""
-    start = 0
+def _ids(text: str, tokenizer: Any) -> np.ndarray:
+    return np.array(_begun_once(tokenizer(text, verbose=False)["input_ids"], tokenizer), np.int32)
+
+
+def _begun_once(ids: list[int], tokenizer: Any) -> list[int]:
+    """Leave out a begin token before a text that has one already, as templates write it."""
+    begin = getattr(tokenizer, "bos_token_id", None)
+    return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
+
+
+def _cuts(text: str) -> list[int]:
+    """Return where to cut a text: before a word, or else a line."""
+    cuts, start = [], 0
     while len(text) - start > 2 * _PIECE:
         low, high = start + _PIECE, start + 2 * _PIECE
         found = _WORD_END.search(text, low, high)
-        cut = found.end() if found else text.find("\n", low, high) + 1 or high
-        yield text[start:cut]
-        start = cut
-    yield text[start:]
+        start = found.end() if found else text.find("\n", low, high) + 1 or high
+        cuts.append(start)
+    return cuts
 
 
-def _conversation(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenise all turns up to the assistant's last, and mark the tokens of the assistant.
+def _in_pieces(text: str, cuts: list[int], tokenizer: Any) -> np.ndarray | None:
+    """Tokenise pieces that overlap, and join each to the next where both have the same tokens.
 
-    Turns are located in the template's text and not among the tokens, because tokens may merge
-    across an edge. A token is marked if any of its characters is the assistant's.
+    None if two have no such place. The ends of a piece do not count: some tokenizers put a blank
+    before every text, and merge across words.
     """
-    if tokenizer.chat_template is None:
-        raise InvalidArgument(
-            f"{document.place}: has messages, but the model's tokenizer has no chat template; add "
-            "one, or use records with text"
-        )
-    if not tokenizer.is_fast:
-        raise InvalidArgument(
-            f"{document.place}: has messages, but the model's tokenizer cannot say where its "
-            "tokens are; use one with a tokenizer.json, or records with text"
-        )
-    messages = document.messages or []
-    text = ""
-    turns: list[tuple[int, int]] = []
-    for turn, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        upto = _templated(document, tokenizer, messages[: turn + 1], False)
-        begin = _turn_begins(document, tokenizer, messages[: turn + 1], upto)
-        if begin is None or begin < len(text) or not upto.startswith(text):
-            raise InvalidArgument(
-                f"{document.place}: the tokenizer's chat template rewrites earlier turns when turn "
-                f"{turn + 1} is added; use a template that only appends"
-            )
-        turns.append((begin, len(upto)))
-        text = upto
-    marks = np.zeros(len(text) + 1, np.int64)  # marks[i]: the assistant's characters before i.
-    for begin, end in turns:
-        marks[begin + 1 : end + 1] = 1
-    marks = np.cumsum(marks)
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    begins, ends = np.array(found["offset_mapping"], np.int64).reshape(-1, 2).T
-    # Some tokenizers leave spaces out of a token's span, so a token begins where the last ended.
-    begins = np.minimum(begins, np.maximum.accumulate(np.append(0, ends))[:-1])
-    return np.array(found["input_ids"], np.int32), marks[ends] > marks[begins]
-
-
-def _turn_begins(document: Document, tokenizer: Any, messages: list, upto: str) -> int | None:
-    """Find the begin of the last turn in the text `upto`; None if earlier turns were rewritten.
-
-    A turn begins after the generation prompt if the template uses it, else at its content.
-    """
-    earlier, last = messages[:-1], messages[-1]
-    before = ""
-    if earlier:
-        before, prompt = (_templated(document, tokenizer, earlier, p) for p in (False, True))
-        if prompt != before and upto.startswith(prompt):
-            return len(prompt)
-        if not upto.startswith(before):
+    done: list[np.ndarray] = []
+    ids, starts = _located(text, 0, cuts[0] + _OVERLAP, tokenizer)
+    for cut, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        more, begins = _located(text, cut - _OVERLAP, end + _OVERLAP, tokenizer)
+        seam = _seam(cut, (ids, starts), (more, begins))
+        if seam is None:
             return None
-    marked = _templated(document, tokenizer, [*earlier, {**last, "content": _MARK}], False)
-    begin = marked.find(_MARK, len(before))
-    if begin < 0:
-        raise InvalidArgument(
-            f"{document.place}: the tokenizer's chat template leaves out the content of turn "
-            f"{len(messages)}; use a template that writes every message"
-        )
-    return begin if upto.startswith(marked[:begin]) else None
+        done.append(ids[: seam[0]])
+        ids, starts = more[seam[1] :], begins[seam[1] :]
+    return np.concatenate([*done, ids])
 
 
-def _templated(document: Document, tokenizer: Any, messages: list, prompt: bool) -> str:
-    from jinja2 import TemplateError
+def _located(text: str, begin: int, end: int, tokenizer: Any) -> Located:
+    """Tokenise a part of a text."""
+    begin = max(begin, 0)
+    found = tokenizer(
+        text[begin:end], verbose=False, return_offsets_mapping=True, add_special_tokens=begin == 0
+    )
+    ids, starts = found["input_ids"], [start for start, _ in found["offset_mapping"]]
+    if begin == 0:
+        whole = len(ids)
+        ids = _begun_once(ids, tokenizer)
+        starts = starts[whole - len(ids) :]
+        if ids[-1:] == [tokenizer.eos_token_id]:
+            ids, starts = ids[:-1], starts[:-1]  # This tokenizer adds an end token to each text.
+    return np.array(ids, np.int32), np.array(starts, np.int64) + begin
 
-    try:
-        return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=prompt, strftime_now=_DAY.strftime
-        )
-    except (TemplateError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidArgument(
-            f"{document.place}: the tokenizer's chat template rejects the messages, {reason}"
-        ) from None
+
+def _seam(cut: int, left: Located, right: Located) -> tuple[int, int] | None:
+    """Return a token of each side that starts at the same place, nearest to the cut.
+
+    The tokens around it are the same on both sides.
+    """
+    (ids, starts), (more, begins) = left, right
+    # A character may have several tokens, which start at the same place: the first one counts.
+    places, at, there = np.intersect1d(starts, begins, return_indices=True)
+    for near in np.argsort(np.abs(places - cut), kind="stable"):
+        i, j = int(at[near]), int(there[near])
+        if min(i, j) < _ALIKE or max(i + _ALIKE - len(ids), j + _ALIKE - len(more)) > 0:
+            continue
+        if np.array_equal(ids[i - _ALIKE : i + _ALIKE], more[j - _ALIKE : j + _ALIKE]):
+            return i, j
+    return None

@@ -168,20 +168,21 @@ CHAT = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "t
         ({"train": ["*.none"]}, ["data.train: no file matches"]),
         ({"train": ["empty.txt"]}, ["has no text"]),
         ({"train": ["short.txt"]}, ["6 tokens in all, expected at least one sequence of 32"]),
-        ({"train": ["bad.jsonl"], "format": "jsonl"}, ["bad.jsonl:2", "is not JSON"]),
-        ({"train": ["long.jsonl"], "format": "jsonl", "packing": False}, ["long.jsonl:1: 100 tok"]),
-        ({"train": ["."]}, ["is a folder"]),
+        ({"train": ["bad.jsonl"]}, ["bad.jsonl:2", "is not JSON"]),
+        ({"train": ["long.jsonl"], "packing": False}, ["long.jsonl:1: 100 tok"]),
+        ({"train": ["bare"]}, ["bare is a folder without files of data"]),
         ({"train": ["short.txt/x"]}, ["data.train: there is no file", "short.txt/x"]),
         ({"eval": ["empty.txt"]}, ["data.eval: ", "empty.txt has no text"]),
         ({"train": ["empty.txt"], "format": "jsonl"}, ["data.train: ", "has no text"]),
-        ({"train": ["chat.jsonl"], "format": "jsonl"}, ["chat.jsonl:2: ", "no chat template"]),
-        ({"train": ["half.jsonl"], "format": "jsonl"}, ["half.jsonl:1: has \\ud83d, half of a"]),
-        ({"train": ["digits.jsonl"], "format": "jsonl"}, ["digits.jsonl:1: is not JSON"]),
+        ({"train": ["chat.jsonl"]}, ["chat.jsonl:2: ", "no chat template"]),
+        ({"train": ["half.jsonl"]}, ["half.jsonl:1: has \\ud83d, half of a"]),
+        ({"train": ["digits.jsonl"]}, ["digits.jsonl:1: is not JSON"]),
     ],
 )
 def test_bad_data_is_told_with_file_and_line(
     sluiceway, tiny_model, write_config, tmp_path, data, words
 ):
+    (tmp_path / "bare").mkdir()
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text"\n')

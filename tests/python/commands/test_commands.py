@@ -108,7 +108,7 @@ def test_resume_goes_on_where_train_ended(trained, resumed):
 
 
 def test_export_evaluates_to_the_loss_of_the_run_and_of_transformers(said, resumed, exported):
-    from sluiceway.text.documents import pydoc_text
+    from sluiceway.text.pydoc_text import pydoc_text
 
     of_the_run = said("eval", "out")
     options = ["--data", "pydoc", "--sequence-length", 32, "--sequences", 4]

@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from sluiceway.config.schema import DataSection
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.text.batches import Batches, Prefetch, collate, in_order, joined
-from sluiceway.text.documents import Corpus, Document, pydoc_text, read_documents
+from sluiceway.text.documents import Corpus, Document, read_documents
+from sluiceway.text.pydoc_text import pydoc_text
 from sluiceway.text.sequences import IGNORED, make_sequences
 
 
@@ -23,14 +25,18 @@ class ByteTokens:
         spans = [(k, k + 1) for k, c in enumerate(text) for _ in c.encode()]
         return {"input_ids": list(text.encode()), "offset_mapping": spans}
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt, strftime_now):
+    def apply_chat_template(self, messages, add_generation_prompt=False, **_):
         text = "".join(f"<{m['role']}>{m['content']}|" for m in messages)
         return text + "<assistant>" * add_generation_prompt
 
 
-def sequences_of(*texts, length=8, packing=True, vocabulary=257):
+def cut(length, packing, **more):
+    return DataSection(train=["t"], sequence_length=length, packing=packing, **more)
+
+
+def sequences_of(*texts, length=8, packing=True, vocabulary=257, **more):
     corpus = Corpus([Document(f"t:{i + 1}", text) for i, text in enumerate(texts)])
-    return make_sequences(corpus, ByteTokens(), length, packing, "train", vocabulary)
+    return make_sequences(corpus, ByteTokens(), cut(length, packing, **more), "train", vocabulary)
 
 
 def text_of(ids):
@@ -78,7 +84,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_counted(tmp_path):
         ('{"text": "a"}\n\n[1]\n', "x.jsonl:3: is a list"),
         ('{"txt": "a"}\n', "x.jsonl:1: has txt, expected a string text, or messages"),
         ('{"text": 3}\n', "x.jsonl:1: has text, expected a string text"),
-        ('{"messages": [{"role": "user"}]}\n', "x.jsonl:1: messages is not a list"),
+        ('{"messages": [{"role": "user"}]}\n', "x.jsonl:1: messages[0] has no content"),
         (
             '{"messages": [{"role": "user", "content": "a"}]}\n',
             "x.jsonl:1: messages has no turn of the assistant",
@@ -158,7 +164,7 @@ def test_conversation_is_learned_on_the_assistants_turns_only():
         {"role": "user", "content": "never"},
     ]
     corpus = Corpus([Document("t:1", messages=messages)])
-    sequences = make_sequences(corpus, ByteTokens(), 100, False, "train", 257)
+    sequences = make_sequences(corpus, ByteTokens(), cut(100, False), "train", 257)
     learned = sequences.tokens[sequences.learned]
     assert text_of(sequences.tokens) == "<user>ab|<assistant>cd|<user>ef|<assistant>gh|"
     assert text_of(learned) == "cd|gh|"
@@ -175,7 +181,9 @@ def test_template_that_cannot_mark_turns_is_refused_with_the_place(template, wor
         tokenizer.apply_chat_template = lambda m, **_: f"{len(m)}{m[-1]['content']}"
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant")]
     with pytest.raises(InvalidArgument) as refused:
-        make_sequences(Corpus([Document("t:1", messages=turns)]), tokenizer, 9, False, "train", 257)
+        make_sequences(
+            Corpus([Document("t:1", messages=turns)]), tokenizer, cut(9, False), "train", 257
+        )
     assert words in str(refused.value)
     assert str(refused.value).startswith("t:1: ")
 
@@ -183,7 +191,7 @@ def test_template_that_cannot_mark_turns_is_refused_with_the_place(template, wor
 def test_sequence_without_anything_to_learn_is_left_out():
     turns = [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "y"}]
     sequences = make_sequences(
-        Corpus([Document("t:1", messages=turns)]), ByteTokens(), 12, True, "train", 257
+        Corpus([Document("t:1", messages=turns)]), ByteTokens(), cut(12, True), "train", 257
     )
     assert len(sequences) == 1
     assert sequences.starts[0] % 12 == 0

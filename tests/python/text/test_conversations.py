@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_short_error, read_lines
+from sluiceway.config.schema import DataSection
 from sluiceway.model.folder import load_tokenizer
 from sluiceway.text.batches import collate
 from sluiceway.text.documents import Corpus, Document, read_documents
@@ -140,8 +141,9 @@ def expected(talk):
 
 
 def sequences_of(model, chats, length, packing):
-    corpus = read_documents([str(chats)], "jsonl", "train")
-    return make_sequences(corpus, load_tokenizer(model), length, packing, "train", 257)
+    data = DataSection(train=[str(chats)], sequence_length=length, packing=packing)
+    corpus = read_documents(data.train, data.format, "train")
+    return make_sequences(corpus, load_tokenizer(model), data, "train", 257)
 
 
 def test_labels_are_the_assistants_turns_and_nothing_else(chat_model, chats):
@@ -179,8 +181,7 @@ def test_loss_of_a_run_is_the_mean_over_the_assistants_tokens(
 ):
     from transformers import AutoModelForCausalLM
 
-    data = {"train": [str(chats)], "eval": [str(chats)], "format": "jsonl", "packing": False,
-            "sequence_length": 128}  # fmt: skip
+    data = {"train": [str(chats)], "eval": [str(chats)], "packing": False, "sequence_length": 128}
     train = {"steps": 1, "micro_batch": 2, "accumulate": 2, "eval_sequences": None}
     config = write_config(chat_model, data=data, train=train)
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
@@ -195,8 +196,7 @@ def test_loss_of_a_run_is_the_mean_over_the_assistants_tokens(
     lines = read_lines(tmp_path / "out")
     assert lines[0]["eval_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
     everything = sum(len(part) for part in losses)
-    said = sluiceway("eval", chat_model, "--data", chats, "--format", "jsonl", "--no-packing",
-                     "--json")  # fmt: skip
+    said = sluiceway("eval", chat_model, "--data", chats, "--no-packing", "--json")
     assert json.loads(said.out)["tokens"] == everything
     # Two micro-batches of two draw the three sequences and one of the next epoch.
     assert lines[1]["loss"] == pytest.approx(lines[0]["eval_loss"], rel=0.1)
@@ -215,7 +215,7 @@ def test_template_that_cannot_be_used_is_said_with_file_and_line(
     sluiceway, chat_model, chats, write_config, tmp_path, template, words
 ):
     (chat_model / "chat_template.jinja").write_text(template)
-    data = {"train": [str(chats)], "format": "jsonl"}
+    data = {"train": [str(chats)]}
     outcome = sluiceway("train", write_config(chat_model, data=data), "--out", tmp_path / "out")
     assert_short_error(outcome, 2, f"{chats}:1: the tokenizer's chat template", words)
     assert not (tmp_path / "out").exists()

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 
 import numpy as np
 import pytest
+from sluiceway.config.schema import DataSection
 from sluiceway.errors import InvalidArgument
 from sluiceway.text import tokens as module
-from sluiceway.text.documents import Corpus, Document, pydoc_text
+from sluiceway.text.documents import Corpus, Document
+from sluiceway.text.pydoc_text import pydoc_text
 from sluiceway.text.sequences import make_sequences
 from sluiceway.text.tokens import tokenise
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+CUT = DataSection(train=["t"], sequence_length=32)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     """Byte-level BPE with merges, split by white space as GPT-2's is; it begins each text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -62,12 +66,13 @@ def kept_files(cache):
     "text",
     ["", "short", "x" * 1000, "line\n" * 200, "para\n\n" * 200, "a b\n" + "y" * 500 + "\nc\n" * 99],
 )
-def test_pieces_are_the_text_and_none_is_long(monkeypatch, text):
+def test_cuts_are_in_order_and_no_piece_is_long(monkeypatch, text):
     monkeypatch.setattr(module, "_PIECE", 16)
-    pieces = list(module._pieces(text))
-    assert "".join(pieces) == text
-    assert max(map(len, pieces)) <= 32
-    assert len(pieces) <= len(text) // 16 + 1
+    cuts = module._cuts(text)
+    sizes = np.diff([0, *cuts, len(text)])
+    assert sizes.max() <= 32
+    assert len(text) < 32 or sizes.min() > 0
+    assert len(cuts) <= len(text) // 16
 
 
 def test_text_in_pieces_has_the_tokens_of_the_text_as_one(monkeypatch, tokenizer):
@@ -75,10 +80,35 @@ def test_text_in_pieces_has_the_tokens_of_the_text_as_one(monkeypatch, tokenizer
     whole = tokenizer(text)["input_ids"]
     assert (whole[0], whole[-1]) == (0, 1)
     monkeypatch.setattr(module, "_PIECE", 500)
-    assert len(list(module._pieces(text))) > 20
+    monkeypatch.setattr(module, "_OVERLAP", 100)
+    assert len(module._cuts(text)) > 20
     stream = tokenise(Corpus([Document("t:1", text)]), tokenizer)
     assert stream.tokens.tolist() == whole
     assert stream.lengths.tolist() == [len(whole)]
+
+
+def test_pieces_of_a_tokenizer_that_begins_every_text_with_a_blank_have_no_more(monkeypatch):
+    letters = sorted(set("".join(pydoc_text("train"))) | {"\u2581"})
+    bpe = Tokenizer(models.BPE(vocab={c: k for k, c in enumerate(letters)}, merges=[]))
+    bpe.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )  # As Llama 2's.
+    made = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    text = max(pydoc_text("train"), key=len)
+    monkeypatch.setattr(module, "_PIECE", 500)
+    stream = tokenise(Corpus([Document("t:1", text)]), made)
+    assert stream.tokens.tolist() == made(text)["input_ids"]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_text_has_one_begin_token_whether_a_template_wrote_it_or_not(tokenizer, written):
+    text = tokenizer.bos_token * written + "a text"
+    stream = tokenise(Corpus([Document("t:1", text)]), tokenizer)
+    assert stream.tokens.tolist() == tokenizer("a text")["input_ids"]
+    assert stream.tokens.tolist().count(tokenizer.bos_token_id) == 1
+    answer = tokenise(Corpus([Document("t:1", " and more", prompt=text)]), tokenizer)
+    assert answer.tokens.tolist() == tokenizer("a text and more")["input_ids"]
+    assert tokenizer.decode(answer.tokens[answer.learned]).startswith("\u0120and ")
 
 
 # ---- What is kept ----
@@ -90,7 +120,7 @@ def test_tokens_are_kept_and_mapped_and_the_tokenizer_is_not_asked_again(
     corpus = corpus_of("one text\n", "  ", "another, äé")
     chatting(tokenizer)
     first = tokenise(corpus, tokenizer)
-    assert len(kept_files(cache)) == 3
+    assert len(kept_files(cache)) == 4
     monkeypatch.setattr(module, "_tokens_of", None)
     again = tokenise(corpus, tokenizer)
     monkeypatch.undo()
@@ -111,11 +141,9 @@ def test_sequences_of_mapped_tokens_have_the_fingerprint_of_those_in_memory(
 ):
     corpus = corpus_of(*pydoc_text("eval")[:4])
     chatting(tokenizer)
-    mapped = make_sequences(corpus, tokenizer, 32, True, "train", 600)
+    mapped = make_sequences(corpus, tokenizer, CUT, "train", 600)
     monkeypatch.undo()
-    assert make_sequences(corpus, tokenizer, 32, True, "train", 600).fingerprint == (
-        mapped.fingerprint
-    )
+    assert make_sequences(corpus, tokenizer, CUT, "train", 600).fingerprint == (mapped.fingerprint)
 
 
 def test_other_text_template_or_merges_are_other_tokens(cache, tokenizer):
@@ -128,10 +156,10 @@ def test_other_text_template_or_merges_are_other_tokens(cache, tokenizer):
     tokenise(corpus_of("a"), tokenizer)
     tokenizer.bos_token = "x"  # Which a template may print.
     tokenise(corpus_of("a"), tokenizer)
-    assert len(kept_files(cache)) == 5 * 3
+    assert len(kept_files(cache)) == 5 * 4
 
 
-@pytest.mark.parametrize("name", ["tokens", "learned", "lengths"])
+@pytest.mark.parametrize("name", ["tokens", "learned", "lengths", "checksum"])
 @pytest.mark.parametrize("size", [None, 0, 4, 7])
 def test_file_that_is_cut_or_missing_is_made_again(cache, tokenizer, name, size):
     corpus = corpus_of("one text")
@@ -141,7 +169,19 @@ def test_file_that_is_cut_or_missing_is_made_again(cache, tokenizer, name, size)
     path.unlink() if size is None else os.truncate(path, size)
     assert tokenise(corpus, tokenizer).tokens.tolist() == expected
     assert path.read_bytes() == content
-    assert len(kept_files(cache)) == 3
+    assert len(kept_files(cache)) == 4
+
+
+@pytest.mark.parametrize("name", ["tokens", "learned", "lengths", "checksum"])
+def test_file_with_a_changed_bit_is_made_again(cache, tokenizer, name):
+    corpus = corpus_of("one text", "another")
+    expected = tokenise(corpus, chatting(tokenizer)).tokens.tolist()
+    path = next(cache.glob(f"*/{name}"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert tokenise(corpus, tokenizer).tokens.tolist() == expected
+    assert path.read_bytes() != content
 
 
 # ---- What is not ----
@@ -160,6 +200,16 @@ def test_conversation_that_is_refused_leaves_nothing_behind(cache, tokenizer):
         tokenise(corpus_of("one text"), chatting(tokenizer, None))
     assert kept_files(cache) == []
     assert list(cache.iterdir()) == []
+
+
+def test_user_without_a_home_has_no_cache(tmp_path, monkeypatch, tokenizer, cache):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    stream = tokenise(corpus_of("one text"), chatting(tokenizer))
+    assert not isinstance(stream.tokens, np.memmap)
+    assert not (tmp_path / "~").exists()
 
 
 def test_small_data_writes_nothing(tmp_path, monkeypatch, tokenizer):
@@ -188,4 +238,10 @@ def test_command_keeps_the_tokens_of_large_data_and_says_nothing_of_it(
 @pytest.mark.parametrize("packing", [False, True])
 def test_documents_without_a_token_are_an_error(tokenizer, packing):
     with pytest.raises(InvalidArgument, match="0 tokens in all"):
-        make_sequences(Corpus([Document("t:1", "  ")]), tokenizer, 32, packing, "train", 600)
+        make_sequences(
+            Corpus([Document("t:1", "  ")]),
+            tokenizer,
+            CUT.model_copy(update={"packing": packing}),
+            "train",
+            600,
+        )
