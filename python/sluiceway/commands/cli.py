@@ -7,6 +7,7 @@ checked.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -283,6 +284,8 @@ def _formatted(warning: Warning | str, kind: type[Warning], place: str, *line: A
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     warnings.formatwarning = _formatted
+    with contextlib.suppress(AttributeError):  # Of tests, which read what we print.
+        sys.stdout.reconfigure(errors="backslashreplace")  # Paths of any name can be printed.
     try:
         expanded = [_in_home(argument) for argument in arguments]
         result = app(args=expanded, prog_name="sluiceway", standalone_mode=False)

@@ -21,7 +21,7 @@ from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import CONFIG_FILE as RUN_CONFIG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -77,7 +77,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     from sluiceway.engines import engine_of
     from sluiceway.engines.weights import WeightFiles
     from sluiceway.machine.placement import DTYPES, denormals
-    from sluiceway.run.held_out import mean_loss
+    from sluiceway.run.held_out import check_next_token, mean_loss
 
     config = subject.config
     engine = None if subject.save is None else engine_of(config)
@@ -90,12 +90,14 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
         subject.save.check_unchanged()
     count = min(subject.sequences or len(held_out), len(held_out))
     loss_of = _loss_of(engine, model, placement)
-    began = time.perf_counter()
+
+    def losses(batches: Sequence[Batch]) -> list[float]:
+        return [loss_of(batch).item() for batch in batches]
+
     with denormals(config, placement), meter("evaluate", count) as advance:
-        loss, tokens = mean_loss(
-            model, held_out, config.train.micro_batch,
-            lambda group: [loss_of(batch).item() for batch in group], count, advance,
-        )  # fmt: skip
+        check_next_token(model, losses, config.data.sequence_length)
+        began = time.perf_counter()
+        loss, tokens = mean_loss(model, held_out, config.train.micro_batch, losses, count, advance)
     return finite(
         {
             "folder": str(path),

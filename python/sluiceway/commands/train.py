@@ -14,6 +14,7 @@ from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.json_text import json_text
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import with_absolute_paths
+from sluiceway.run.progress import LastingOutput
 from sluiceway.run.run_folder import RunFolder
 
 
@@ -53,10 +54,10 @@ def train(
 
 
 @contextlib.contextmanager
-def progress_sink(as_json: bool) -> Iterator[TextIO]:
+def progress_sink(as_json: bool) -> Iterator[TextIO | LastingOutput]:
     """Yield the stream for progress, which discards it if the output is JSON."""
     if not as_json:
-        yield sys.stdout
+        yield LastingOutput(sys.stdout)
         return
     with open(os.devnull, "w") as nowhere:
         yield nowhere

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.errors import InvalidArgument, IoError
-from sluiceway.model.safetensors_header import check_weights_file
+from sluiceway.model.safetensors_header import SafetensorsHeader, check_weights_file
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_TRAINED_TYPES = ("BF16", "F16", "F32", "F64")
 _EMBEDDINGS_TRAINED = ("trained", "identity")
 
 
@@ -44,8 +46,17 @@ def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
     config = _read_json(path / CONFIG_FILE)
     if weights:
         for file in _weight_files(path):
-            check_weights_file(file)
+            _check_unquantised(file, check_weights_file(file))
     return config
+
+
+def _check_unquantised(file: Path, header: SafetensorsHeader) -> None:
+    for tensor in header.tensors:
+        if tensor.name.endswith(".weight") and not tensor.dtype.startswith(_TRAINED_TYPES):
+            raise InvalidArgument(
+                f"model.path: {file} has {tensor.name} in {tensor.dtype}, expected weights of 16, "
+                "32 or 64 bits; take the model that this one was quantised from"
+            )
 
 
 def _read_json(path: Path) -> dict:
@@ -117,7 +128,11 @@ def load_model(
     quiet_transformers()
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # We name them below; transformers does not.
         )
     except MemoryError:
         raise
@@ -125,14 +140,30 @@ def load_model(
         raise InvalidArgument(
             f"model.path: transformers cannot load {folder}, {_first(error)}"
         ) from None
-    missing = sorted(loaded.get("missing_keys", ()))
-    if missing:
-        raise InvalidArgument(
-            f"model.path: the weights in {folder} lack {len(missing)} tensors of "
-            f"{type(model).__name__}, first {missing[0]}; copy the folder again"
-        )
+    _check_loaded(folder, type(model).__name__, loaded)
     _own_memory([*model.buffers()] if mapped else [*model.parameters(), *model.buffers()])
     return model
+
+
+def _check_loaded(folder: str | os.PathLike, model: str, loaded: dict[str, Any]) -> None:
+    """Refuse tensors that lack or do not fit, and warn of those that the model has no place for."""
+    if mismatched := sorted(loaded.get("mismatched_keys", ())):
+        name, found, expected = mismatched[0]
+        raise InvalidArgument(
+            f"model.path: {name} in {folder} is {tuple(found)}, expected {tuple(expected)}; its "
+            f"{CONFIG_FILE} is of another model"
+        )
+    if missing := sorted(loaded.get("missing_keys", ())):
+        raise InvalidArgument(
+            f"model.path: the weights in {folder} lack {len(missing)} tensors of {model}, first "
+            f"{missing[0]}; copy the folder again"
+        )
+    if unused := sorted(loaded.get("unexpected_keys", ())):
+        warnings.warn(
+            f"model.path: {len(unused)} tensors in {folder} are not used, first {unused[0]}: "
+            f"{model} with its {CONFIG_FILE} has no place for them",
+            stacklevel=2,
+        )
 
 
 def _own_memory(tensors: list[torch.Tensor]) -> None:

@@ -96,8 +96,8 @@ def read_header(file: BinaryIO, path: Path) -> SafetensorsHeader:
     return SafetensorsHeader(tensors, metadata, _LENGTH.size + length)
 
 
-def check_weights_file(path: Path) -> None:
-    """Check that a file has the length that its header implies.
+def check_weights_file(path: Path) -> SafetensorsHeader:
+    """Check that a file has the length that its header implies, and return the header.
 
     Raises
     ------
@@ -115,6 +115,7 @@ def check_weights_file(path: Path) -> None:
     expected = header.data + header.tensor_bytes
     if size != expected:
         raise Corrupt(f"{path}: {size} bytes, expected {expected} from its header; copy it again")
+    return header
 
 
 def write_header(

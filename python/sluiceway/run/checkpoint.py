@@ -38,7 +38,8 @@ _FORMAT = 2
 _WITHOUT_SUMS = 1  # A format that had lengths alone.
 _RUN_FORMAT = 1
 # Files of a tokenizer and of a model's config, without weights.
-_SIDE_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken")
+_SIDE_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken",
+               "additional_chat_templates/*.jinja")  # fmt: skip
 
 
 @dataclass
@@ -139,7 +140,9 @@ def copy_side_files(source: Path, folder: Path) -> None:
     for pattern in _SIDE_FILES:
         for path in sorted(source.glob(pattern)):
             if path.name != STATE_FILE and not path.name.endswith(".index.json"):
-                shutil.copyfile(path, folder / path.name)
+                to = folder / path.relative_to(source)
+                to.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, to)
 
 
 def load_state(target: Path) -> tuple[Position, dict[str, Any]]:

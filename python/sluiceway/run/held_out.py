@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 import torch
 
+from sluiceway.errors import InvalidArgument
 from sluiceway.text.batches import Batch, Sequences, in_order
+from sluiceway.text.sequences import IGNORED
+
+_TOKENS = 16  # Of the sequence that shows what a loss depends on.
+# Largest change of a loss, relative to the loss, that is rounding: experts may change its order.
+_ROUNDING, _ROUNDING_16 = 1e-4, 1e-2
 
 
 def mean_loss(
@@ -39,14 +46,69 @@ def mean_loss(
     tuple of float and int
         Nats per token, and the number of tokens that were predicted.
     """
-    total, learned, trains = 0.0, 0, model.training
-    model.eval()
-    with torch.no_grad():
+    total, learned = 0.0, 0
+    with _evaluating(model):
         batches = in_order(sequences, micro_batch, most)
         while group := list(islice(batches, at_once)):
             for batch, loss in zip(group, losses(group), strict=True):
                 total += loss * batch.learned
                 learned += batch.learned
                 advance(len(batch.inputs["input_ids"]))
-    model.train(trains)
     return total / learned, learned
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode, without an auxiliary loss of its router."""
+    trains = model.training
+    configs = {id(c): c for c in (model.config, model.config.get_text_config())}.values()
+    routed = [c for c in configs if getattr(c, "output_router_logits", False)]
+    model.eval()
+    for config in routed:
+        config.output_router_logits = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for config in routed:
+            config.output_router_logits = True
+        model.train(trains)
+
+
+def check_next_token(
+    model: torch.nn.Module, losses: Callable[[Sequence[Batch]], list[float]], length: int
+) -> None:
+    """Refuse a model whose loss is not that of the next token, or that sees later tokens.
+
+    The loss of one token is computed twice; the second time, that token and all later ones are
+    others in the input, and the label is the same. Cost: two forwards of at most 16 tokens.
+
+    Parameters
+    ----------
+    losses : callable
+        Computes the mean loss of each of several batches.
+    length : int
+        Tokens of the sequences that the run has, at least 2.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        The two losses differ by more than rounding.
+    """
+    count, vocabulary = min(length, _TOKENS), model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
+    label = count // 2
+    others = ids.clone()
+    others[:, label:] = (ids[:, label:] + 1) % vocabulary
+    labels = torch.full_like(ids, IGNORED)
+    labels[:, label] = ids[:, label]
+    batches = [Batch({"input_ids": i, "labels": labels}, count, 1) for i in (ids, others)]
+    with _evaluating(model):
+        first, second = (losses([batch])[0] for batch in batches)
+    wide = all(p.dtype == torch.float32 for p in model.parameters())
+    if abs(first - second) > (_ROUNDING if wide else _ROUNDING_16) * max(1.0, abs(first)):
+        raise InvalidArgument(
+            f"model.path: {type(model).__name__} is no model of the next token: its loss for a "
+            f"token changes from {first:.4f} to {second:.4f} with that token and later ones in the "
+            "input, which it must not see; expected a causal language model"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections import deque
@@ -14,6 +16,45 @@ from sluiceway.machine.wear import tb_per_day
 _LINE_SECONDS = 5.0
 _LIVE_SECONDS = 0.25
 _WINDOW = 20  # Steps that rates are averaged over.
+
+
+class LastingOutput:
+    """A stream that a run outlives: if nobody reads it or its disk is full, nothing more is said.
+
+    Parameters
+    ----------
+    out : TextIO
+        After the first error, its file descriptor leads to nowhere.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+    def write(self, text: str) -> int:
+        """Write a text, or note that the stream has ended."""
+        try:
+            return self._out.write(text)
+        except OSError as error:
+            self._end(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or note that the stream has ended."""
+        try:
+            self._out.flush()
+        except OSError as error:
+            self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._out.fileno())
+        os.close(nowhere)
+        with contextlib.suppress(OSError):
+            print(f"sluiceway: standard output: {error.strerror}; the run goes on without it",
+                  file=sys.stderr, flush=True)  # fmt: skip
 
 
 class Progress:

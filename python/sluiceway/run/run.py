@@ -19,6 +19,7 @@ from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
+from sluiceway.run.held_out import check_next_token
 from sluiceway.run.last_save import LastSave, tell_changes
 from sluiceway.run.loop import Loop, RunContext
 from sluiceway.run.progress import Progress
@@ -128,8 +129,8 @@ class Run:
                 native = self._native(inputs) if self._config.compare == "native" else None
                 context = self._open(inputs, source, save, trace=unfinished)
                 stack.enter_context(_closing(context))
-                if begins and self._config.engine.commits:
-                    context.engine.check_new()
+                if begins:
+                    self._check_begins(context)
                 looks = not (begins or drops_commits)
                 later = self._later_commit(context.engine, save, inputs) if looks else None
                 if later is not None:
@@ -149,6 +150,13 @@ class Run:
     def _lines_until(self, position: Position) -> tuple[int, int | None]:
         # At step 0 the line before the first step is written again.
         return self._folder.length_until(position.step or -1)
+
+    def _check_begins(self, context: RunContext) -> None:
+        engine = context.engine
+        if self._config.engine.commits:
+            engine.check_new()
+        check_next_token(context.model, engine.losses, self._config.data.sequence_length)
+        engine.take_evaluation_bytes()
 
     def _later_commit(
         self, engine: Engine, save: LastSave | None, inputs: Inputs
