@@ -14,7 +14,7 @@ from sluiceway.text.sequences import IGNORED
 
 _TOKENS = 16  # Of the sequence that shows what a loss depends on.
 # Largest change of a loss, relative to the loss, that is rounding: experts may change its order.
-_ROUNDING, _ROUNDING_16 = 1e-4, 1e-2
+_ROUNDING, _ROUNDING_16 = 1e-5, 1e-2
 
 
 def mean_loss(

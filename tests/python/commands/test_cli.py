@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -210,3 +213,37 @@ def test_folder_that_another_process_runs_in_is_refused(
     assert_short_error(sluiceway("resume", tmp_path / "out"), 2, "another process runs this run")
     command.signal(signal.SIGKILL)
     assert command.wait().code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("end", ["pipe", "full"])
+def test_run_outlives_whoever_reads_it(tiny_model, write_config, tmp_path, end):
+    command = [sys.executable, "-m", "sluiceway", "train", str(write_config(tiny_model)), "--out",
+               str(tmp_path / "out")]  # fmt: skip
+    if end == "pipe":
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdout.read(10)
+            process.stdout.close()
+            said = process.stderr.read()
+        reason = b"Broken pipe"
+    else:
+        with open("/dev/full", "wb") as full:
+            process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        said, reason = process.stderr, b"No space left on device"
+    assert process.returncode == 0
+    assert said == b"sluiceway: standard output: " + reason + b"; the run goes on without it\n"
+    assert read_lines(tmp_path / "out")[-1]["step"] == 6
+    assert (tmp_path / "out" / "checkpoint").is_dir()
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("ascii", "l\u00e4uft"), ("latin-1", "\u6a21")])
+def test_names_that_the_terminal_cannot_print_are_escaped(
+    tiny_model, write_config, tmp_path, encoding, name
+):
+    config, out = write_config(tiny_model, train={"steps": 1}), tmp_path / name
+    for command in (["train", config, "--out", out], ["export", out, "--to", tmp_path / "to"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "sluiceway", *map(str, command)], capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding}, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert name.encode("ascii", "backslashreplace") in done.stdout or b"to:" in done.stdout
