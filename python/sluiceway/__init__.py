@@ -47,10 +47,10 @@ __all__ = [
 if TYPE_CHECKING:
     from sluiceway.config.values import Budget, Link, Refresh, StoreOptions
     from sluiceway.model.chunked_loss.of_model import ChunkedLoss
+    from sluiceway.optim.for_trainer import for_trainer
     from sluiceway.optim.offload.durable import Durable
     from sluiceway.optim.offload.open_streamed import open_streamed
     from sluiceway.optim.offload.optimizer import OffloadAdamW
-    from sluiceway.optim.subspace.for_trainer import for_trainer
     from sluiceway.optim.subspace.fused.fusing import fuse_linears
     from sluiceway.optim.subspace.optimizer import SubspaceAdamW
     from sluiceway.optim.zo.optimizer import ZoSgd
@@ -67,7 +67,7 @@ _HOMES = {
     "StoreOptions": "sluiceway.config.values",
     "SubspaceAdamW": "sluiceway.optim.subspace.optimizer",
     "ZoSgd": "sluiceway.optim.zo.optimizer",
-    "for_trainer": "sluiceway.optim.subspace.for_trainer",
+    "for_trainer": "sluiceway.optim.for_trainer",
     "fuse_linears": "sluiceway.optim.subspace.fused.fusing",
     "open_streamed": "sluiceway.optim.offload.open_streamed",
 }

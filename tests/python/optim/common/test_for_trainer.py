@@ -117,6 +117,36 @@ def test_it_resumes_from_trainers_checkpoint_bit_for_bit(tmp_path):
     assert not same_bits(whole, small_llama())
 
 
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_offload_has_trainers_rate_and_groups_and_the_losses_of_torchs_adamw(tmp_path, tier):
+    path = {"path": tmp_path / "states"} if tier == "disk" else {}
+    model, trainer, opt = ours(
+        tmp_path, kind="offload", tier=tier, gradients="fp32", accumulate=2, **path
+    )
+    theirs = small_llama()
+    native = trained(theirs, tmp_path)
+    with opt:
+        assert isinstance(opt, sw.OffloadAdamW)
+        assert [group["weight_decay"] for group in opt.param_groups] == [0.3, 0.0]
+        assert opt.param_groups[0]["betas"] == (0.9, 0.95)
+        assert opt.param_groups[0]["eps"] == 1e-6
+        opt.synchronize()
+        assert update_error(small_llama(), model, theirs) <= 1e-5
+    for mine, other in zip(trainer.state.log_history, native.state.log_history, strict=True):
+        if "loss" in other:
+            assert mine["loss"] == pytest.approx(other["loss"], abs=1e-4)
+            assert mine["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+
+
+def test_offload_resumes_from_trainers_checkpoint_bit_for_bit(tmp_path):
+    saving, door = {"save_strategy": "steps", "save_steps": 4}, {"kind": "offload", "tier": "host"}
+    whole, _, opt = ours(tmp_path, changes=saving, **door)
+    opt.close()
+    resumed, _, opt = ours(tmp_path, resume=str(tmp_path / "checkpoint-4"), changes=saving, **door)
+    opt.close()
+    assert same_bits(whole, resumed)
+
+
 # ---- What is refused ----
 
 
@@ -160,3 +190,12 @@ def test_without_a_trainer_a_learning_rate_is_asked_for():
         model(input_ids=tokens(0), labels=tokens(0)).loss.backward()
         opt.step()
         assert torch.isfinite(model.lm_head.weight).all()
+
+
+def test_kinds_that_trainer_cannot_make_are_refused(tmp_path):
+    with pytest.raises(sw.InvalidArgument, match="kind is 'zo', expected subspace or offload; for"):
+        sw.for_trainer(small_llama(), kind="zo")
+    with pytest.raises(sw.InvalidArgument, match=r"optimizers=\(sw\.OffloadAdamW\("):
+        sw.for_trainer(small_llama(), kind="offload", param_groups=[])
+    with pytest.raises(sw.InvalidArgument, match="kind offload trains every parameter"):
+        ours(tmp_path, kind="offload", optim_target_modules="all-linear")

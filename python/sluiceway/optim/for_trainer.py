@@ -1,38 +1,42 @@
-"""Lets transformers' Trainer, which creates its optimizer itself, train with SubspaceAdamW."""
+"""Lets transformers' Trainer, which creates its optimizer itself, train with our optimizers."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import select_weights
 from sluiceway.optim.common.parameters import check_model
+from sluiceway.optim.offload.optimizer import OffloadAdamW
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
 
 def for_trainer(
-    model: nn.Module, **options: Any
-) -> tuple[type[TrainersSubspaceAdamW], dict[str, Any]]:
-    """Return `optimizer_cls_and_kwargs` for transformers' `Trainer` to train with SubspaceAdamW.
+    model: nn.Module, kind: Literal["subspace", "offload"] = "subspace", **options: Any
+) -> tuple[type[SubspaceAdamW | OffloadAdamW], dict[str, Any]]:
+    """Return `optimizer_cls_and_kwargs` for transformers' `Trainer`, and for TRL's trainers.
 
     Trainer creates the optimizer after it has moved the model to its device. It makes its own
     groups: matrices with `weight_decay`, biases and norms without. Learning rate, betas, eps and
     `optim_target_modules` come from its `TrainingArguments` unless you pass them here. Trainer's
-    groups always include embeddings and head; these are frozen unless `embeddings="identity"`.
+    groups always include embeddings and head; these are frozen with kind="subspace" unless
+    `embeddings="identity"`.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model that you pass to Trainer.
+    kind : str
+        "subspace" trains with SubspaceAdamW, "offload" with OffloadAdamW.
     **options
-        Options of SubspaceAdamW except `param_groups`. In place of `target` you may pass
-        `optim_target_modules`, which Trainer's own optimizers take too: "all-linear", a regular
-        expression that matches whole module names, or a list of such expressions and of parts of
-        module names.
+        Options of that optimizer except `param_groups`. With kind="subspace" you may pass
+        `optim_target_modules` in place of `target`, which Trainer's own optimizers take too:
+        "all-linear", a regular expression that matches whole module names, or a list of such
+        expressions and of parts of module names.
 
     Returns
     -------
@@ -41,22 +45,26 @@ def for_trainer(
     Raises
     ------
     InvalidArgument
-        `model` is not a module, or you passed `param_groups`. Other options are checked when
-        Trainer creates the optimizer.
+        `model` is not a module, there is no such kind, or you passed `param_groups`. Other options
+        are checked when Trainer creates the optimizer.
 
     Examples
     --------
-    >>> door = sw.for_trainer(model, tokens_per_step=65_536, total_steps=500)
+    >>> door = sw.for_trainer(model, kind="offload", tier="disk", path="/mnt/nvme/states")
     >>> Trainer(model=model, args=args, train_dataset=data, optimizer_cls_and_kwargs=door).train()
     """
     check_model("for_trainer", model)
+    kinds = {"subspace": TrainersSubspaceAdamW, "offload": TrainersOffloadAdamW}
+    if kind not in kinds:
+        more = "; for zo write a loop, since it takes no backward" if kind == "zo" else ""
+        raise InvalidArgument(f"for_trainer: kind is {kind!r}, expected subspace or offload{more}")
     if "param_groups" in options:
         raise InvalidArgument(
             "for_trainer: param_groups are given, but Trainer makes its own groups; for groups "
-            "of your own pass Trainer(optimizers=(sw.SubspaceAdamW(...), None))"
+            f"of your own pass Trainer(optimizers=(sw.{kinds[kind].__base__.__name__}(...), None))"
         )
     # The key is not "model": Trainer would take that out and pass it in place of its groups.
-    return TrainersSubspaceAdamW, {"of": model, **options}
+    return kinds[kind], {"of": model, **options}
 
 
 class TrainersSubspaceAdamW(SubspaceAdamW):
@@ -83,18 +91,7 @@ class TrainersSubspaceAdamW(SubspaceAdamW):
         self, param_groups: Iterable[dict[str, Any]], *, of: nn.Module, **options: Any
     ) -> None:
         groups = [dict(group) for group in param_groups]
-        ours = {id(p) for p in of.parameters()}
-        if any(id(p) not in ours for group in groups for p in group["params"]):
-            raise InvalidArgument(
-                "for_trainer: Trainer has parameters that the model given to for_trainer does not "
-                "have; pass one model to both for_trainer and Trainer"
-            )
-        # Trainer passes no arguments here, so we read those of the Trainer that calls us.
-        settled = {**_told(sys._getframe(1).f_locals.get("self")), **options}
-        if "lr" not in settled:
-            raise InvalidArgument(
-                "for_trainer: there is no learning rate, as the caller is not a Trainer; pass lr="
-            )
+        settled = _settled(groups, of, options, sys._getframe(1).f_locals.get("self"))
         if (modules := settled.pop("optim_target_modules", None)) is not None:
             if "target" in options:
                 raise InvalidArgument(
@@ -102,6 +99,40 @@ class TrainersSubspaceAdamW(SubspaceAdamW):
                 )
             settled["target"] = _target(of, modules)
         super().__init__(of, param_groups=groups, **settled)
+
+
+class TrainersOffloadAdamW(OffloadAdamW):
+    """OffloadAdamW with the constructor that Trainer calls; see TrainersSubspaceAdamW."""
+
+    def __init__(
+        self, param_groups: Iterable[dict[str, Any]], *, of: nn.Module, **options: Any
+    ) -> None:
+        groups = [dict(group) for group in param_groups]
+        settled = _settled(groups, of, options, sys._getframe(1).f_locals.get("self"))
+        if settled.pop("optim_target_modules", None) is not None:
+            raise InvalidArgument(
+                "for_trainer: optim_target_modules is given, but kind offload trains every "
+                "parameter; leave it out, or freeze the others with requires_grad_(False)"
+            )
+        super().__init__(of, param_groups=groups, **settled)
+
+
+def _settled(
+    groups: list[dict[str, Any]], model: nn.Module, options: dict[str, Any], caller: Any
+) -> dict[str, Any]:
+    """Return the options with those of a Trainer that calls: it passes no arguments itself."""
+    ours = {id(p) for p in model.parameters()}
+    if any(id(p) not in ours for group in groups for p in group["params"]):
+        raise InvalidArgument(
+            "for_trainer: Trainer has parameters that the model given to for_trainer does not "
+            "have; pass one model to both for_trainer and Trainer"
+        )
+    settled = {**_told(caller), **options}
+    if "lr" not in settled:
+        raise InvalidArgument(
+            "for_trainer: there is no learning rate, as the caller is not a Trainer; pass lr="
+        )
+    return settled
 
 
 def _told(caller: Any) -> dict[str, Any]:
