@@ -35,7 +35,7 @@ def say(error: BaseException) -> None:
     """Print an error as one or two lines on stderr."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, Interrupted):
-        lines = ["interrupted; the step in flight is finished and saved, resume continues after it"]
+        lines = [f"interrupted; the last step is saved; go on with: sluiceway resume {error}"]
     elif isinstance(error, KeyboardInterrupt):
         lines = ["interrupted; earlier saves are still there"]
     elif not isinstance(error, Error):

@@ -18,7 +18,10 @@ _WAITS = 20
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error.
-    """The run was asked to stop, and its work is saved."""
+    """The run was asked to stop, and its work is saved.
+
+    The text is the run's folder.
+    """
 
 
 class SignalHandler(ABC):

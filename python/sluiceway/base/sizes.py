@@ -31,6 +31,15 @@ def parse_bytes(value: int | str) -> int:
     return int(number)
 
 
+def format_count(count: int) -> str:
+    """Format a count with three significant digits: 8030261248 is "8.03 G"."""
+    for size, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
+        if count >= size:
+            value = count / size
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}{unit}"
+    return str(count)
+
+
 def format_bytes(count: float | None) -> str:
     """Format bytes with three significant digits and a binary unit: 268435456 is "256 MiB"."""
     if count is None:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluiceway.base.sizes import format_bytes
+from sluiceway.base.sizes import format_bytes, format_count
 from sluiceway.errors import IoError
 from sluiceway.machine.finding import MISSING, OK, SLOW, Finding, first_line
 
@@ -38,7 +38,7 @@ def disk_findings(path: Path, quick: bool) -> Iterator[Finding]:
     free = shutil.disk_usage(path).free
     # A run keeps two saves, or one and the save being written. A disk tier has two slots.
     room = free / (2 * _SAVE_BYTES)
-    held = f"saves, or a disk tier, of up to {room / 1e9:.2g} G trained parameters"
+    held = f"saves, or a disk tier, of up to {format_count(int(room))} trained parameters"
     text = f"{format_bytes(free)}: {held}"
     few = free < _LEAST_FREE
     advice = "too little for most saves: free some, or take another --out" if few else ""

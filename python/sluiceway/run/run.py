@@ -27,7 +27,7 @@ from sluiceway.run.run_folder import COMPARISON, RunFolder
 from sluiceway.run.saving.saves import Saves
 from sluiceway.run.session import Inputs, open_context, read_inputs, seed_everything
 from sluiceway.run.step_figures import Diverged, check_converged
-from sluiceway.run.summary import summarise
+from sluiceway.run.summary import describe_parameters, summarise
 from sluiceway.store.drives import find_drives
 from sluiceway.text.batches import describe_data
 
@@ -257,7 +257,7 @@ class Run:
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         noting = note if self._config.engine.commits else None
-        self._say(kind, context.engine.description())
+        self._say(kind, [describe_parameters(context.model), *context.engine.description()])
         place = self._folder.checkpoint_path
         with (
             Progress(kind, steps, seconds, self._out) as progress,
@@ -280,6 +280,8 @@ class Run:
             except (Interrupted, Error) as error:
                 with contextlib.suppress(IoError):  # The disk may be full; `error` may say so.
                     self._folder.write_summary(sum_up(_status(error)))
+                if isinstance(error, Interrupted):
+                    raise Interrupted(str(self._folder.path)) from None
                 raise
         summary = sum_up("done")
         self._folder.write_summary(summary)

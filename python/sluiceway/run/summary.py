@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sluiceway import __version__
+from sluiceway.base.sizes import format_count
 from sluiceway.config.schema import Config
 from sluiceway.machine.placement import processor_name
 from sluiceway.run.checkpoint import Position
@@ -78,6 +79,17 @@ def _parameters(model: torch.nn.Module) -> dict[str, Any]:
         "frozen": sum(p.numel() for p in model.parameters()) - trained,
         "frozen_names": frozen,
     }
+
+
+def describe_parameters(model: torch.nn.Module) -> str:
+    """Say how much of a model is trained, and name what is not."""
+    found = _parameters(model)
+    trained, frozen, names = found["trained"], found["frozen"], found["frozen_names"]
+    text = f"trains {format_count(trained)} of {format_count(trained + frozen)} parameters"
+    if names:
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        text += f"; frozen: {', '.join(names[:2])}{more}"
+    return text
 
 
 def provenance(config: Config) -> dict[str, Any]:

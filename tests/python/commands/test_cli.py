@@ -179,7 +179,7 @@ def test_signal_finishes_the_step_saves_and_can_be_resumed(
     command = sluiceway.start("train", config, "--out", folder)
     wait_for_step(folder, 3)
     command.signal(number)
-    assert_short_error(command.wait(), 130, "saved")
+    assert_short_error(command.wait(), 130, f"saved; go on with: sluiceway resume {folder}")
     state = json.loads((folder / "checkpoint" / "state.json").read_text())
     reached = state["position"]["step"]
     assert reached >= 3

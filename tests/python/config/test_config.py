@@ -194,3 +194,12 @@ def test_size_that_is_none_is_refused(text):
 def test_shown_size_is_within_half_a_percent(count):
     shown = sizes.format_bytes(count)
     assert abs(sizes.parse_bytes(shown) - count) <= max(1, 0.006 * count)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (999, "999"), (1000, "1.00 k"), (20_544, "20.5 k"), (1_234_567, "1.23 M"),
+     (8_030_261_248, "8.03 G"), (175_000_000_000, "175 G")],
+)  # fmt: skip
+def test_counts_have_three_digits(count, text):
+    assert sizes.format_count(count) == text
