@@ -89,11 +89,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     if subject.save is not None:
         subject.save.check_unchanged()
     count = min(subject.sequences or len(held_out), len(held_out))
-    loss_of = _loss_of(engine, model, placement)
-
-    def losses(batches: Sequence[Batch]) -> list[float]:
-        return [loss_of(batch).item() for batch in batches]
-
+    losses = _losses(engine, model, placement)
     with denormals(config, placement), meter("evaluate", count) as advance:
         check_next_token(model, losses, config.data.sequence_length)
         began = time.perf_counter()
@@ -116,13 +112,14 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     )
 
 
-def _loss_of(
+def _losses(
     engine: Engine | None, model: torch.nn.Module, placement: Placement
-) -> Callable[[Batch], torch.Tensor]:
-    """Return the loss function of the run, or without a run the model's own loss."""
+) -> Callable[[Sequence[Batch]], list[float]]:
+    """Return a function for the losses of batches: the run's, or without a run the model's own."""
     from sluiceway.model.loss import loss_of
 
-    return engine.loss_on(model, placement) if engine else partial(loss_of, model, placement)
+    loss = engine.loss_on(model, placement) if engine else partial(loss_of, model, placement)
+    return lambda batches: [loss(batch).item() for batch in batches]
 
 
 def _place(config: Config) -> Placement:

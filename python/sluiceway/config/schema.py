@@ -100,7 +100,7 @@ class DataSection(Section):
 
     @property
     def holds_out(self) -> bool:
-        """Whether a run measures its loss on text that it does not train on."""
+        """Return whether a run measures its loss on text that it does not train on."""
         return bool(self.eval or self.split)
 
 

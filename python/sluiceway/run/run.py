@@ -29,7 +29,7 @@ from sluiceway.run.session import Inputs, open_context, read_inputs, seed_everyt
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import describe_parameters, summarise
 from sluiceway.store.drives import find_drives
-from sluiceway.text.batches import describe_data
+from sluiceway.text.batches import describe_sequences
 
 
 class Run:
@@ -121,7 +121,7 @@ class Run:
         # A run that is over makes no step, and keeps its trace.
         unfinished = position.step < self._config.train.steps
         kind = self._config.engine.kind
-        self._say(kind, describe_data(self._config.data, inputs.counts))
+        self._say(kind, describe_sequences(self._config.data, inputs.counts))
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
             with self._folder.changed_config(self._config):  # A resume may have changed it.

@@ -82,14 +82,10 @@ def _parameters(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def describe_parameters(model: torch.nn.Module) -> str:
-    """Say how much of a model is trained, and name what is not."""
+    """Say how much of a model is trained."""
     found = _parameters(model)
-    trained, frozen, names = found["trained"], found["frozen"], found["frozen_names"]
-    text = f"trains {format_count(trained)} of {format_count(trained + frozen)} parameters"
-    if names:
-        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        text += f"; frozen: {', '.join(names[:2])}{more}"
-    return text
+    trained, everything = found["trained"], found["trained"] + found["frozen"]
+    return f"trains {format_count(trained)} of {format_count(everything)} parameters"
 
 
 def provenance(config: Config) -> dict[str, Any]:

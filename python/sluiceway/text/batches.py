@@ -59,7 +59,7 @@ def _made(
     return sequences
 
 
-def describe_data(data: DataSection, counts: dict[str, int]) -> list[str]:
+def describe_sequences(data: DataSection, counts: dict[str, int]) -> list[str]:
     """Say what was found, a line for each part."""
     return [
         _described(data, counts, part) for part in ("train", "eval") if f"{part}_tokens" in counts

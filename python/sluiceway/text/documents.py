@@ -58,7 +58,7 @@ class Document:
 
     @property
     def kind(self) -> str:
-        """What a user calls it, in the plural."""
+        """Name what the document is, in the plural."""
         if self.messages is not None:
             return "conversations"
         return "answers" if self.prompt else "texts"

@@ -149,7 +149,10 @@ class Reading:
             )
 
     def _saved_set(self, path: Path) -> Iterator[Row]:
-        datasets = _library("datasets", path)
+        try:
+            import datasets
+        except ImportError:
+            raise _not_installed("datasets", path) from None
         try:
             found = datasets.load_from_disk(str(path))
         except (OSError, ValueError, TypeError) as error:
@@ -169,20 +172,15 @@ class Reading:
             yield f"{path}:{number}", _without_none(record)
 
 
-def _library(name: str, path: Path) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise Unavailable(
-            f"{path}: is read by {name.split('.')[0]}, which is not installed; install it with "
-            "pip install 'sluiceway[train]'"
-        ) from None
+def _not_installed(library: str, path: Path) -> Unavailable:
+    return Unavailable(
+        f"{path}: is read by {library}, which is not installed; install it with "
+        "pip install 'sluiceway[train]'"
+    )
 
 
 def _is_json(text: str) -> bool:
-    """Whether a file whose name does not say what it is holds JSON records."""
+    """Return whether a file whose name does not say what it is holds JSON records."""
     start = text.lstrip()
     if start.startswith("["):
         start = start[1:].lstrip()
@@ -285,15 +283,18 @@ def _csv(path: Path, text: str) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    parquet = _library("pyarrow.parquet", path)
-    arrow_error = _library("pyarrow", path).ArrowException
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise _not_installed("pyarrow", path) from None
     number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches():
             for record in batch.to_pylist():
                 number += 1
                 yield f"{path}:{number}", _without_none(record)
-    except arrow_error as error:
+    except pyarrow.ArrowException as error:
         raise InvalidArgument(
             f"{path}: cannot be read as Parquet, {str(error).splitlines()[0]}"
         ) from None

@@ -161,7 +161,7 @@ def _write(folder: Path, parts: Iterator[tuple[np.ndarray, np.ndarray]]) -> None
 
 
 def _is_chat(document: Document, tokenizer: Any) -> bool:
-    """Whether the chat template writes a document; a prompt stands in where there is none."""
+    """Return whether the chat template writes a document; if there is none, a prompt does."""
     templated = tokenizer.chat_template is not None
     return document.messages is not None and (templated or not document.prompt)
 

@@ -45,7 +45,7 @@ def test_every_argument_and_option_is_said_in_sentences(name):
         (["train", "--foo", "x"], ["No such option: --foo", "see sluiceway train --help"]),
         (
             ["eval", "x", "--format", "xml"],
-            ["'--format': 'xml' is not one of 'text', 'jsonl'; see sluiceway eval --help"],
+            ["'xml' is not one of 'auto', 'text', 'jsonl', 'csv', 'parquet'; see sluiceway eval"],
         ),
         (["eval", "x", "--sequences", "0"], ["expected greater than or equal to 1; see"]),
         (["export", "x"], ["Missing option '--to'; see sluiceway export --help"]),

@@ -64,7 +64,7 @@ def test_frozen_embedding_is_in_the_summary_and_does_not_move(sluiceway, subspac
         ),
     ],
 )
-def test_first_line_of_a_run_says_that_embeddings_are_frozen(
+def test_first_lines_of_a_run_say_that_embeddings_are_frozen(
     sluiceway, subspace, tmp_path, small_model, compare, embeddings, said
 ):
     from safetensors.torch import load_file
@@ -80,7 +80,7 @@ def test_first_line_of_a_run_says_that_embeddings_are_frozen(
         len(said)
     )
     if said:
-        assert outcome.out.splitlines()[0] == lines[0]
+        assert outcome.out.splitlines().index(lines[0]) < 4
         assert f"{frozen:,} of {everything:,} parameters" in lines[0]
 
 

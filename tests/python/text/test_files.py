@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import sys
 
 import datasets
 import pyarrow
@@ -101,7 +102,7 @@ def test_folder_is_all_its_files_of_data_and_no_others(tmp_path):
     (tmp_path / "deep" / ".cache").mkdir(parents=True)
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "a.jsonl").write_text('{"text": "first"}\n')
-    (tmp_path / "deep" / "c.md").write_text("# third")
+    (tmp_path / "deep" / "c").with_suffix(".md").write_text("# third")
     (tmp_path / "deep" / ".cache" / "d.txt").write_text("hidden")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
     corpus = read_documents([str(tmp_path)], "auto", "train")
@@ -179,7 +180,7 @@ def test_part_of_a_saved_set_is_chosen_by_its_name(tmp_path):
 
 def test_missing_library_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
     path = written(tmp_path, "parquet")
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(Unavailable, match=r"pip install 'sluiceway\[train\]'"):
         read_documents([path], "auto", "train")
 
