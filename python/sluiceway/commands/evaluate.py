@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sluiceway.engines.engine import Engine
     from sluiceway.machine.placement import Placement
-    from sluiceway.text.batches import Batch
+    from sluiceway.text.batches import Batch, Sequences
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
     check_context(weights.shape, str(subject.folder), config.data.sequence_length)
     placement = _place(config)
     held_out, replaced = _read(config, subject.folder, weights.shape)
+    _check_split(subject, asked, held_out)
     model = weights.load(DTYPES[config.model.dtype], placement.device)
     if subject.save is not None:
         subject.save.check_unchanged()
@@ -110,6 +111,18 @@ def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
             "precision": {"weights": config.model.dtype, "autocast": placement.autocast},
         }
     )
+
+
+def _check_split(subject: _Subject, asked: Asked, held_out: Sequences) -> None:
+    """Refuse a share of a run's data that is not the one that the run held out."""
+    changed = asked.data or asked.format or asked.sequence_length or asked.packing is not None
+    if subject.save is None or not subject.config.data.split or changed:
+        return
+    if subject.save.state["data"].split("-")[1:] != [held_out.fingerprint]:
+        raise InvalidArgument(
+            f"{subject.folder}: the data has changed since the run began, so what is held out now "
+            "was perhaps trained on; restore the files, or measure on another text by --data"
+        )
 
 
 def _losses(

@@ -36,6 +36,8 @@ def _numbers_are_not_switches(value: Any) -> Any:
 
 def in_home(path: str) -> str:
     """Put the home folder in the place of a leading ~, which a shell leaves in `--out=~/run`."""
+    if not path:
+        raise ValueError("is the empty text, expected a path; . is the current folder")
     if not re.match(r"~(/|$)", path):
         return path
     home = os.path.expanduser("~")

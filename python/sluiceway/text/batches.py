@@ -54,7 +54,8 @@ def _made(
     counts[f"{part}_sequences"] = len(sequences)
     counts[f"{part}_tokens"] = int(sequences.lengths.sum())
     counts[f"{part}_learned"] = int(sequences.learned_tokens().sum())
-    counts[f"{part}_overlong"] = sequences.overlong
+    counts[f"{part}_cut"] = sequences.cut
+    counts[f"{part}_left_out"] = sequences.left_out
     counts["replaced_bytes"] += corpus.replaced
     return sequences
 
@@ -76,9 +77,10 @@ def _described(data: DataSection, counts: dict[str, int], part: str) -> str:
     )
     if share < 1:
         text += f", {100 * share:.0f} % of the tokens learned"
-    if overlong := counts[f"{part}_overlong"]:
-        done = "cut" if data.overlong == "truncate" else "left out"
-        text += f"; {overlong:,} documents are longer and are {done} (data.overlong)"
+    if cut := counts[f"{part}_cut"]:
+        text += f"; {cut:,} documents are longer and cut (data.overlong)"
+    if left_out := counts[f"{part}_left_out"]:
+        text += f"; {left_out:,} documents are left out: too long, or nothing to learn"
     return text
 
 

@@ -15,11 +15,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from sluiceway.config.schema import PYDOC, DataSection
+from sluiceway.config.schema import PYDOC, ColumnName, DataSection
 from sluiceway.errors import InvalidArgument
 from sluiceway.text.files import Reading
 from sluiceway.text.pydoc_text import pydoc_text
@@ -131,7 +131,8 @@ def read_documents(
     sluiceway.errors.InvalidArgument
         A record does not parse, or the files have no text; the error has file and line.
     """
-    corpus, reading = Corpus(), Reading(file_format, part)
+    names_of_columns = columns.values() if columns else get_args(ColumnName)
+    corpus, reading = Corpus(), Reading(file_format, part, set(names_of_columns))
     for name in names:
         if name == PYDOC:
             corpus.documents += [
@@ -152,8 +153,10 @@ def read_documents(
 
 
 def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -> Document:
+    has = ", ".join(sorted(f"{k} (null)" if v is None else str(k) for k, v in record.items()))
+    record = {key: value for key, value in record.items() if value is not None}
     if columns:
-        record = _mapped(record, place, columns)
+        record = _mapped(record, place, columns, has)
     if "messages" in record or "conversations" in record:
         document = _conversation(record, place)
     elif "prompt" in record and "completion" in record:
@@ -163,22 +166,22 @@ def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -
     elif isinstance(record.get("text"), str):
         document = Document(place, record["text"])
     else:
-        has = ", ".join(sorted(map(str, record))) or "no keys"
         raise InvalidArgument(
-            f"{place}: has {has}, expected a string text, or messages, or others of {_EXPECTED}; "
-            "data.columns gives columns other names"
+            f"{place}: has {has or 'no keys'}, expected a string text, or messages, or others of "
+            f"{_EXPECTED}; data.columns gives columns other names"
         )
     _check_characters(document)
     return document
 
 
-def _mapped(record: dict[str, Any], place: str, columns: Mapping[str, str]) -> dict[str, Any]:
+def _mapped(
+    record: dict[str, Any], place: str, columns: Mapping[str, str], has: str
+) -> dict[str, Any]:
     lacks = [column for column in columns.values() if column not in record]
     optional = {columns[name] for name in ("input", "system", "tools") if name in columns}
     if missing := [column for column in lacks if column not in optional]:
         raise InvalidArgument(
-            f"{place}: has {', '.join(sorted(map(str, record)))}, expected {', '.join(missing)} "
-            "as data.columns says"
+            f"{place}: has {has or 'no keys'}, expected {', '.join(missing)} as data.columns says"
         )
     return {name: record[column] for name, column in columns.items() if column in record}
 
@@ -202,7 +205,8 @@ def _conversation(record: dict[str, Any], place: str) -> Document:
 
 def _answer(record: dict[str, Any], place: str) -> Document:
     prompt, completion = record["prompt"], record["completion"]
-    if isinstance(prompt, str) and isinstance(completion, str):
+    if isinstance(prompt, str) or isinstance(completion, str):
+        prompt, completion = (_string(record, key, place) for key in ("prompt", "completion"))
         return Document(place, completion, prompt=prompt)
     given = _messages(prompt, place, "prompt")
     answer = _messages(completion, place, "completion")
@@ -248,6 +252,8 @@ def _message(found: object, at: str) -> dict[str, Any]:
         raise InvalidArgument(f"{at} has no role, expected a string such as user")
     message["content"] = _content(message, at)
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise InvalidArgument(f"{at} has tool_calls that are no list")
         message["tool_calls"] = [_call(call, at) for call in calls]
     return message
 
@@ -310,9 +316,12 @@ def _check_learns(messages: list[dict[str, Any]], place: str, key: str) -> None:
 
 def _check_characters(document: Document) -> None:
     parts = (document.prompt, document.text, document.messages, document.tools)
-    text = "".join(p if isinstance(p, str) else json.dumps(p, ensure_ascii=False) for p in parts)
     try:
-        text.encode()
+        for part in parts:
+            text = part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
+            text.encode()
+    except RecursionError:
+        raise InvalidArgument(f"{document.place}: is nested too deeply") from None
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
         raise InvalidArgument(

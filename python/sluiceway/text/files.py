@@ -6,7 +6,8 @@ A file's format comes from the end of its name, and for other names from the con
     .csv .tsv               records: the first line names the columns
     .parquet                records, read by pyarrow
     a folder of `datasets`  records, as `Dataset.save_to_disk` wrote them
-    any other folder        all files in it that have a name of this list, .txt or .md
+    any other folder        all files in it with a name of this list or .txt, or else .md; if some
+                            are called train and others test, those of the part that is read
     others                  records if they begin with a JSON object or an array of them, else text
 """
 
@@ -16,8 +17,10 @@ import csv
 import errno
 import glob
 import io
+import itertools
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ _FORMATS = {
     ".tsv": "csv",
     ".parquet": "parquet",
 }
-_IN_FOLDERS = (*_FORMATS, ".txt", ".md")
+_TEXTS = (".txt", ".md")
 _SAVED = ("dataset_dict.json", "state.json")  # Written by `save_to_disk`, for several sets or one.
 # Beginnings of files that people have in a folder of data and that hold no text.
 _BINARY = {
@@ -42,17 +45,25 @@ _BINARY = {
     b"\x1f\x8b": "compressed by gzip",
     b"\x28\xb5\x2f\xfd": "compressed by zstd",
 }
-_SNIFFED = 1 << 16  # Bytes.
+_SNIFFED = 3  # Lines that say whether a file holds JSON records.
+_NOT_UTF8 = 0.1  # Largest share of bytes that are not UTF-8 in what may pass as text.
+_WIDE = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")  # Marks of UTF-32.
 _HELD_OUT = ("validation", "valid", "eval", "dev", "test")  # Names that data sets give that part.
 
 Row = tuple[str, str | dict[str, Any]]  # Place, as file:line, and a text or a record.
 
 
 class Reading:
-    """Reads texts and records of one part of the data, and counts files and repairs."""
+    """Reads texts and records of one part of the data, and counts files and repairs.
 
-    def __init__(self, file_format: str, part: str) -> None:
-        self._format, self._part = file_format, part
+    Parameters
+    ----------
+    columns : collection of str
+        The columns of a table to read, if it has any of them; other columns are only named.
+    """
+
+    def __init__(self, file_format: str, part: str, columns: Collection[str]) -> None:
+        self._format, self._part, self._columns = file_format, part, columns
         self.files = 0
         self.replaced = 0  # Bytes that were not UTF-8.
 
@@ -73,7 +84,7 @@ class Reading:
             if path.is_dir():
                 yield from self._saved_set(path)
             elif (kind := self._format_of(path)) == "parquet":
-                yield from _parquet(path)
+                yield from self._parquet(path)
             else:
                 text = self._decoded(path)
                 if kind is None:
@@ -81,8 +92,17 @@ class Reading:
                 yield from {"jsonl": _json, "csv": _csv, "text": _text}[kind](path, text)
 
     def _found(self, name: str) -> list[Path]:
+        try:
+            return self._find(Path(name), name)
+        except (OSError, ValueError) as error:
+            if isinstance(error, (IoError, InvalidArgument)):
+                raise
+            reason = getattr(error, "strerror", None) or str(error)
+            code = getattr(error, "errno", None) or errno.EINVAL
+            raise IoError(f"data.{self._part}: {name[:200]}: {reason}", code, name) from None
+
+    def _find(self, path: Path, name: str) -> list[Path]:
         at = f"data.{self._part}: {name}"
-        path = Path(name)
         if path.is_dir():
             return [path] if self._is_saved_set(path) else self._in_folder(path, at)
         if path.exists() and not path.is_file():  # A pipe is empty when read again.
@@ -103,14 +123,17 @@ class Reading:
         return any((path / name).is_file() for name in _SAVED)
 
     def _in_folder(self, path: Path, at: str) -> list[Path]:
-        inside = [p for p in path.rglob("*") if p.suffix.lower() in _IN_FOLDERS and p.is_file()]
+        inside = [p for p in path.rglob("*") if p.suffix.lower() in (*_FORMATS, *_TEXTS)]
         shown = [p for p in inside if not any(s[0] == "." for s in p.relative_to(path).parts)]
-        if not shown:
+        files = sorted(p for p in shown if p.is_file())
+        files = [p for p in files if p.suffix.lower() != ".md"] or files  # Else a card of the set.
+        if not files:
             raise InvalidArgument(
                 f"{at} is a folder without files of data, expected names that end in "
-                f"{', '.join(_IN_FOLDERS)}, or a set that datasets saved"
+                f"{', '.join((*_FORMATS, *_TEXTS))}, or a set that datasets saved"
             )
-        return sorted(shown)
+        wanted = ("train",) if self._part == "train" else _HELD_OUT
+        return [p for p in files if set(re.findall(r"[a-z]+", p.stem.lower())) & {*wanted}] or files
 
     def _format_of(self, path: Path) -> str | None:
         """Return the format that the config or the file's name says."""
@@ -123,7 +146,7 @@ class Reading:
             raise IoError(
                 f"{path}: cannot be read, {error.strerror}", error.errno, str(path)
             ) from None
-        if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        if raw[:2] in (b"\xff\xfe", b"\xfe\xff") and raw[:4] not in _WIDE:
             try:
                 return raw.decode("utf-16")
             except UnicodeDecodeError as error:
@@ -135,12 +158,17 @@ class Reading:
             text = raw.decode("utf-8")
         except UnicodeDecodeError:
             text = raw.decode("utf-8", errors="replace")
-            self.replaced += len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
+            replaced = len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
+            if replaced > _NOT_UTF8 * len(raw):
+                raise InvalidArgument(
+                    f"{path}: {replaced} of {len(raw)} bytes are not UTF-8; save it as UTF-8 text"
+                ) from None
+            self.replaced += replaced
         return text.removeprefix("\ufeff")
 
     def _check_is_text(self, path: Path, raw: bytes) -> None:
         kind = next((kind for mark, kind in _BINARY.items() if raw.startswith(mark)), None)
-        if kind is None and b"\0" in raw[:_SNIFFED]:
+        if kind is None and b"\0" in raw:
             kind = "binary, or text in UTF-16 or UTF-32"
         if kind is not None:
             raise InvalidArgument(
@@ -155,10 +183,8 @@ class Reading:
             raise _not_installed("datasets", path) from None
         try:
             found = datasets.load_from_disk(str(path))
-        except (OSError, ValueError, TypeError) as error:
-            raise InvalidArgument(
-                f"{path}: datasets cannot read it, {str(error).splitlines()[0]}"
-            ) from None
+        except Exception as error:  # Of a dozen types.
+            raise _unreadable(path, error) from None
         if isinstance(found, datasets.DatasetDict):
             names = ["train"] if self._part == "train" else [n for n in _HELD_OUT if n in found]
             if not names or names[0] not in found:
@@ -168,8 +194,51 @@ class Reading:
                     "the folder of one of them"
                 )
             found = found[names[0]]
-        for number, record in enumerate(found, start=1):
-            yield f"{path}:{number}", _without_none(record)
+        names = found.column_names
+        if wanted := self._wanted(names, path):
+            yield from _table(path, iter(found.select_columns(wanted)), Exception)
+        elif len(found):
+            yield f"{path}:1", dict.fromkeys(names, "")
+
+    def _parquet(self, path: Path) -> Iterator[Row]:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise _not_installed("pyarrow", path) from None
+        errors = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
+        try:
+            file = parquet.ParquetFile(path)
+            names = file.schema_arrow.names
+        except errors as error:
+            raise _unreadable(path, error) from None
+        if wanted := self._wanted(names, path):
+            batches = file.iter_batches(columns=wanted)
+            yield from _table(path, (row for batch in batches for row in batch.to_pylist()), errors)
+        elif file.metadata.num_rows:
+            yield f"{path}:1", dict.fromkeys(names, "")
+
+    def _wanted(self, names: list[str], path: Path) -> list[str]:
+        wanted = [name for name in names if name in self._columns]
+        if twice := {name for name in wanted if names.count(name) > 1}:
+            raise InvalidArgument(f"{path}: has two columns {min(twice)}, expected one")
+        return wanted
+
+
+def _table(path: Path, rows: Iterator[dict[str, Any]], errors: Any) -> Iterator[Row]:
+    for number in itertools.count(1):
+        try:
+            record = next(rows, None)
+        except errors as error:
+            raise _unreadable(f"{path}:{number}", error) from None
+        if record is None:
+            return
+        yield f"{path}:{number}", _plain(record)
+
+
+def _unreadable(at: Path | str, error: BaseException) -> InvalidArgument:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InvalidArgument(f"{at}: cannot be read, {reason}")
 
 
 def _not_installed(library: str, path: Path) -> Unavailable:
@@ -189,6 +258,16 @@ def _is_json(text: str) -> bool:
     try:
         return isinstance(json.JSONDecoder().raw_decode(start)[0], dict)
     except (ValueError, RecursionError):
+        pass
+    lines = list(itertools.islice((s for s in text.split("\n") if s.strip()), _SNIFFED))
+    looks = all(s.strip().startswith("{") and s.strip().endswith("}") for s in lines)
+    return looks or any(_parses(s) for s in lines)
+
+
+def _parses(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
         return False
 
 
@@ -201,6 +280,9 @@ def _json(path: Path, text: str) -> Iterator[Row]:
     if text.lstrip().startswith("["):
         yield from _json_array(path, text)
         return
+    if not _parses(text.lstrip().split("\n", 1)[0]) and _parses(text):
+        yield f"{path}:1", json.loads(text)  # One object of several lines.
+        return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
@@ -210,11 +292,11 @@ def _json(path: Path, text: str) -> Iterator[Row]:
 def _json_array(path: Path, text: str) -> Iterator[Row]:
     """Read `[{...}, ...]` record by record, so that each has its line."""
     decoder = json.JSONDecoder()
-    counted, line, at = 0, 1, text.index("[") + 1
+    counted, line, at, comma = 0, 1, text.index("[") + 1, False
     while True:
         at = _skip(text, at)
         line, counted = line + text.count("\n", counted, at), at
-        if text[at : at + 1] == "]" and not text[at + 1 :].strip():
+        if text[at : at + 1] == "]" and not text[at + 1 :].strip() and not comma:
             return
         place = f"{path}:{line}"
         try:
@@ -223,7 +305,8 @@ def _json_array(path: Path, text: str) -> Iterator[Row]:
             raise InvalidArgument(f"{place}: is not JSON, expected an array of objects") from error
         yield place, _object(record, place)
         at = _skip(text, at)
-        if text[at : at + 1] == ",":
+        comma = text[at : at + 1] == ","
+        if comma:
             at += 1
         elif text[at : at + 1] != "]":
             raise InvalidArgument(f"{place}: is not JSON, expected an array of objects")
@@ -255,8 +338,7 @@ def _object(record: Any, place: str) -> dict[str, Any]:
 
 def _csv(path: Path, text: str) -> Iterator[Row]:
     csv.field_size_limit(1 << 30)  # The default refuses a document of 128 KiB.
-    head = text.split("\n", 1)[0]
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=head.count)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(text)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns: list[str] | None = None
     while True:
@@ -271,8 +353,9 @@ def _csv(path: Path, text: str) -> Iterator[Row]:
             continue
         if columns is None:
             columns = cells
-            if len(set(columns)) < len(columns):
-                raise InvalidArgument(f"{path}:{begin}: two columns have the same name")
+            named = [name for name in columns if name]
+            if twice := {name for name in named if named.count(name) > 1}:
+                raise InvalidArgument(f"{path}:{begin}: has two columns {min(twice)}, expected one")
             continue
         if len(cells) != len(columns):
             raise InvalidArgument(
@@ -282,29 +365,23 @@ def _csv(path: Path, text: str) -> Iterator[Row]:
         yield f"{path}:{begin}", dict(zip(columns, cells, strict=True))
 
 
-def _parquet(path: Path) -> Iterator[Row]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise _not_installed("pyarrow", path) from None
-    number = 0
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for record in batch.to_pylist():
-                number += 1
-                yield f"{path}:{number}", _without_none(record)
-    except pyarrow.ArrowException as error:
-        raise InvalidArgument(
-            f"{path}: cannot be read as Parquet, {str(error).splitlines()[0]}"
-        ) from None
-    except OSError as error:
-        reason = error.strerror or str(error).splitlines()[0]
-        raise IoError(f"{path}: cannot be read, {reason}", error.errno, str(path)) from None
+def _delimiter(text: str) -> str:
+    """Return the delimiter that the first record has most of, outside of quotes."""
+    counts, quoted = dict.fromkeys(",;\t", 0), False
+    for character in text:
+        if character == '"':
+            quoted = not quoted
+        elif character == "\n" and not quoted:
+            break
+        elif character in counts and not quoted:
+            counts[character] += 1
+    return max(counts, key=counts.__getitem__)
 
 
-def _without_none(value: Any) -> Any:
-    """Leave out the empty fields that a table gives each record that lacks them."""
+def _plain(value: Any) -> Any:
+    """Leave out empty fields that a table gives to structs, and write dates and such as text."""
     if isinstance(value, dict):
-        return {key: _without_none(v) for key, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list) else value
+        return {key: _plain(v) for key, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -27,7 +27,8 @@ class Sequences:
     learned: np.ndarray  # bool: whether this token is predicted.
     starts: np.ndarray
     lengths: np.ndarray
-    overlong: int = 0  # Documents that were cut or left out because of their length.
+    cut: int = 0  # Documents that were cut because of their length.
+    left_out: int = 0  # Documents without packing that are too long, or have nothing to learn.
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -74,36 +75,42 @@ def make_sequences(
             f"data.{part}: the tokenizer gives token {tokens.max()}, but the model has only "
             f"{vocabulary} embeddings; use the tokenizer of this model"
         )
-    length, overlong = data.sequence_length, 0
+    length, cut = data.sequence_length, np.zeros(0, bool)
     if data.packing:
         starts = np.arange(len(tokens) // length, dtype=np.int64) * length
         lengths = np.full(len(starts), length, np.int64)
     else:
         starts, lengths = np.cumsum(stream.lengths) - stream.lengths, stream.lengths
         longer = lengths > length
-        overlong = int(np.count_nonzero(longer))
-        if overlong and data.overlong == "refuse":
+        if longer.any() and data.overlong == "refuse":
             _refuse_length(corpus.documents[np.argmax(longer)], lengths[np.argmax(longer)], length)
         kept = (lengths > 0) & ~longer if data.overlong == "drop" else lengths > 0
-        starts, lengths = starts[kept], np.minimum(lengths[kept], length)
-    return _with_something_to_learn(
-        Sequences(tokens, stream.learned, starts, lengths, overlong), length, data.packing, part
-    )
-
-
-def _with_something_to_learn(
-    sequences: Sequences, length: int, packing: bool, part: str
-) -> Sequences:
+        starts, lengths, cut = starts[kept], np.minimum(lengths[kept], length), longer[kept]
+    found = Sequences(tokens, stream.learned, starts, lengths)
     # The first token of a sequence cannot be predicted: no token precedes it.
-    keep = sequences.learned_tokens(first=1) > 0
-    if not keep.any():
-        expected = f"at least one sequence of {length}" if packing else "at least 2 in a document"
+    learns = found.learned_tokens(first=1) > 0
+    if not learns.any():
+        _refuse_all(len(tokens), int(stream.learned.sum()), data, part)
+    starts, lengths = starts[learns], lengths[learns]
+    if data.packing:
+        return replace(found, starts=starts, lengths=lengths)
+    left_out = int(np.count_nonzero(stream.lengths)) - len(starts)
+    cut_count = int(np.count_nonzero(cut[learns]))
+    return replace(found, starts=starts, lengths=lengths, cut=cut_count, left_out=left_out)
+
+
+def _refuse_all(tokens: int, learned: int, data: DataSection, part: str) -> None:
+    length = data.sequence_length
+    expected = f"at least one sequence of {length}" if data.packing else "at least 2 in a document"
+    if learned > 1 and not data.packing:
         raise InvalidArgument(
-            f"data.{part}: {len(sequences.tokens)} tokens in all, expected {expected}; use more "
-            "text or a smaller data.sequence_length"
+            f"data.{part}: all that is learned lies behind the first {length} tokens of its "
+            "document, expected a larger data.sequence_length"
         )
-    starts, lengths = sequences.starts[keep], sequences.lengths[keep]
-    return replace(sequences, starts=starts, lengths=lengths)
+    raise InvalidArgument(
+        f"data.{part}: {tokens} tokens in all, expected {expected} with something to learn; use "
+        "more text or a smaller data.sequence_length"
+    )
 
 
 def _refuse_length(document: Document, count: int, length: int) -> None:

@@ -64,7 +64,7 @@ def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
     hashable = getattr(tokenizer, "backend_tokenizer", None) is not None
     if size < _KEPT_FROM or not hashable or (cache := _cache()) is None:
         return _in_memory(corpus, tokenizer)
-    folder = cache / _key(corpus, tokenizer)
+    folder = cache / _key(corpus, tokenizer, _marked(corpus, tokenizer))
     if (kept := _mapped(folder, len(corpus.documents))) is not None:
         return kept
     try:
@@ -83,8 +83,7 @@ def _size(document: Document) -> int:
 def _each(
     corpus: Corpus, tokenizer: Any, advance: Any = lambda count: None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    chats = [d for d in corpus.documents if _is_chat(d, tokenizer)]
-    marked = marked_template(tokenizer, chats[0].place) if chats else None
+    marked = _marked(corpus, tokenizer)
     for document in corpus.documents:
         yield _tokens_of(document, tokenizer, marked)
         advance(_size(document))
@@ -105,7 +104,13 @@ def _cache() -> Path | None:
     return Path(home) / "sluiceway" / "tokens" if home[:1] != "~" else None
 
 
-def _key(corpus: Corpus, tokenizer: Any) -> str:
+def _marked(corpus: Corpus, tokenizer: Any) -> str | None:
+    """Return the template of the conversations; None if there are none, or none is marked."""
+    first = next((d for d in corpus.documents if _is_chat(d, tokenizer)), None)
+    return None if first is None else marked_template(tokenizer, first.place)
+
+
+def _key(corpus: Corpus, tokenizer: Any, marked: str | None) -> str:
     """Hash the documents and everything that determines their tokens."""
     import tokenizers
     import transformers
@@ -114,6 +119,7 @@ def _key(corpus: Corpus, tokenizer: Any) -> str:
         (tokenizers.__version__, transformers.__version__, _PIECE, _REVISION),
         tokenizer.backend_tokenizer.to_str(),
         tokenizer.chat_template,
+        marked,
         {key: str(value) for key, value in tokenizer.special_tokens_map.items()},
         tokenizer.eos_token_id,
         getattr(tokenizer, "split_special_tokens", False),
@@ -187,14 +193,22 @@ def _answer(document: Document, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]
 
 def _text(text: str, tokenizer: Any) -> np.ndarray:
     """Tokenise a text, in pieces if it is long, with one begin token if any, and one end token."""
-    cuts = _cuts(text) if tokenizer.is_fast else []  # Others cannot say where their tokens are.
+    cuts = _cuts(text) if _can_be_cut(tokenizer) else []
     tokens = _in_pieces(text, cuts, tokenizer) if cuts else None
     if tokens is None:
         tokens = _ids(text, tokenizer)
     end = tokenizer.eos_token_id
-    if end is None or tokens[-1:].tolist() == [end]:
+    if end is None:
         return tokens
+    while tokens[-1:].tolist() == [end]:
+        tokens = tokens[:-1]
     return np.append(tokens, np.int32(end))
+
+
+def _can_be_cut(tokenizer: Any) -> bool:
+    """Return whether tokens have places, and depend on the text around them alone."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    return tokenizer.is_fast and type(model).__name__ != "Unigram"
 
 
 def _ids(text: str, tokenizer: Any) -> np.ndarray:
@@ -225,6 +239,7 @@ def _in_pieces(text: str, cuts: list[int], tokenizer: Any) -> np.ndarray | None:
     before every text, and merge across words.
     """
     done: list[np.ndarray] = []
+    before, after = _around(tokenizer)
     ids, starts = _located(text, 0, cuts[0] + _OVERLAP, tokenizer)
     for cut, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
         more, begins = _located(text, cut - _OVERLAP, end + _OVERLAP, tokenizer)
@@ -233,23 +248,28 @@ def _in_pieces(text: str, cuts: list[int], tokenizer: Any) -> np.ndarray | None:
             return None
         done.append(ids[: seam[0]])
         ids, starts = more[seam[1] :], begins[seam[1] :]
-    return np.concatenate([*done, ids])
+    whole = np.concatenate([*done, ids])
+    if before and whole[: len(before)].tolist() == before:  # A template wrote it already.
+        before = []
+    return np.concatenate([np.array(before, np.int32), whole, np.array(after, np.int32)])
+
+
+def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the tokens that a tokenizer puts before and after every text."""
+    found = tokenizer("a", verbose=False, return_special_tokens_mask=True)
+    ids, added = found["input_ids"], found["special_tokens_mask"]
+    inside = [k for k, mark in enumerate(added) if not mark] or [0]
+    return ids[: inside[0]], ids[inside[-1] + 1 :]
 
 
 def _located(text: str, begin: int, end: int, tokenizer: Any) -> Located:
     """Tokenise a part of a text."""
     begin = max(begin, 0)
     found = tokenizer(
-        text[begin:end], verbose=False, return_offsets_mapping=True, add_special_tokens=begin == 0
+        text[begin:end], verbose=False, return_offsets_mapping=True, add_special_tokens=False
     )
-    ids, starts = found["input_ids"], [start for start, _ in found["offset_mapping"]]
-    if begin == 0:
-        whole = len(ids)
-        ids = _begun_once(ids, tokenizer)
-        starts = starts[whole - len(ids) :]
-        if ids[-1:] == [tokenizer.eos_token_id]:
-            ids, starts = ids[:-1], starts[:-1]  # This tokenizer adds an end token to each text.
-    return np.array(ids, np.int32), np.array(starts, np.int64) + begin
+    starts = np.array([start for start, _ in found["offset_mapping"]], np.int64)
+    return np.array(found["input_ids"], np.int32), starts + begin
 
 
 def _seam(cut: int, left: Located, right: Located) -> tuple[int, int] | None:

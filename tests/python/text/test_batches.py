@@ -143,6 +143,26 @@ def test_document_longer_than_a_sequence_is_refused_with_its_place():
         sequences_of("abc", "defghijk", length=8, packing=False)
 
 
+def test_overlong_documents_are_cut_or_dropped_and_counted():
+    texts = ["abc", "d" * 20, "ef", ""]
+    cut = sequences_of(*texts, packing=False, overlong="truncate")
+    assert [*cut.lengths] == [4, 8, 3]
+    assert (cut.cut, cut.left_out) == (1, 0)
+    dropped = sequences_of(*texts, packing=False, overlong="drop")
+    assert [*dropped.lengths] == [4, 3]
+    assert (dropped.cut, dropped.left_out) == (0, 1)
+    assert sequences_of(*texts, overlong="drop").left_out == 0  # Packing cuts everything.
+
+
+def test_answers_behind_the_cut_are_left_out_and_none_at_all_is_refused():
+    documents = [Document("t:1", "c", prompt="p" * 100), Document("t:2", "c", prompt="pp")]
+    data = cut(32, False, overlong="truncate")
+    found = make_sequences(Corpus(documents), ByteTokens(), data, "train", 257)
+    assert (len(found), found.cut, found.left_out) == (1, 0, 1)
+    with pytest.raises(InvalidArgument, match=r"behind the first 32 tokens .* a larger"):
+        make_sequences(Corpus(documents[:1]), ByteTokens(), data, "train", 257)
+
+
 def test_too_little_text_is_refused_with_both_counts():
     with pytest.raises(InvalidArgument, match=r"5 tokens in all, expected at least one .* of 8"):
         sequences_of("abcd", length=8)

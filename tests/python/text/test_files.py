@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import json
 import os
 import re
@@ -48,6 +49,8 @@ def written(folder, kind):
         with path.open("w", newline="") as file:
             rows = csv.writer(file, delimiter=delimiter)
             rows.writerows([["id", "text"], *([str(k), t] for k, t in enumerate(TEXTS))])
+    elif kind == "quoted.csv":
+        path.write_text('"a,b";"text"\n' + "".join(f"1;{_cell(t)}\n" for t in TEXTS))
     elif kind == "mark.csv":
         path.write_text("\ufeff" + "text\r\n" + "".join(f"{_cell(t)}\r\n" for t in TEXTS))
     elif kind == "utf16.jsonl":
@@ -68,7 +71,8 @@ def _cell(text):
 
 
 KINDS = ["jsonl", "ndjson", "JSONL", "json", "txt", "log", "array.txt", "csv", "tsv",
-         "semicolon.csv", "mark.csv", "utf16.jsonl", "parquet", "saved", "saved_dict"]  # fmt: skip
+         "semicolon.csv", "quoted.csv", "mark.csv", "utf16.jsonl", "parquet", "saved",
+         "saved_dict"]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,12 +106,37 @@ def test_folder_is_all_its_files_of_data_and_no_others(tmp_path):
     (tmp_path / "deep" / ".cache").mkdir(parents=True)
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "a.jsonl").write_text('{"text": "first"}\n')
-    (tmp_path / "deep" / "c").with_suffix(".md").write_text("# third")
+    (tmp_path / "deep" / "c.csv").write_text("text\nthird\n")
+    (tmp_path / "CARD").with_suffix(".md").write_text("of the set")
     (tmp_path / "deep" / ".cache" / "d.txt").write_text("hidden")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
     corpus = read_documents([str(tmp_path)], "auto", "train")
-    assert [d.text for d in corpus.documents] == ["first", "second", "# third"]
+    assert [d.text for d in corpus.documents] == ["first", "second", "third"]
     assert corpus.files == 3
+
+
+def test_folder_with_parts_is_the_part_that_is_read(tmp_path):
+    for part in ("train", "test", "validation"):
+        (tmp_path / f"{part}-00000-of-1.jsonl").write_text(lines_of([{"text": part}]))
+    (tmp_path / "notes").with_suffix(".md").write_text("a card")
+    for part, expected in (("train", ["train"]), ("eval", ["test", "validation"])):
+        corpus = read_documents([str(tmp_path)], "auto", part)
+        assert [d.text for d in corpus.documents] == expected
+
+
+def test_tables_with_values_that_are_no_json_are_read(tmp_path):
+    day = datetime.datetime(2024, 1, 1, 12)
+    turns = [{"role": "user", "content": "q", "at": day}, {"role": "assistant", "content": "a"}]
+    row = {"messages": turns, "picture": b"\xff\xd8", "year": 2**40}
+    table = pyarrow.Table.from_pylist([row])
+    years = pyarrow.array([2**52], pyarrow.timestamp("s"))  # Beyond Python's dates; not read.
+    table = table.set_column(table.column_names.index("year"), "year", years)
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    (document,) = read_documents([str(tmp_path / "x.parquet")], "auto", "train").documents
+    assert document.messages[0] == {"role": "user", "content": "q", "at": str(day)}
+    pyarrow.parquet.write_table(pyarrow.table({"txt": ["a"]}), tmp_path / "y.parquet")
+    with pytest.raises(InvalidArgument, match="has txt, expected a string text"):
+        read_documents([str(tmp_path / "y.parquet")], "auto", "train")
 
 
 @pytest.mark.parametrize(
@@ -117,11 +146,11 @@ def test_folder_is_all_its_files_of_data_and_no_others(tmp_path):
         ("x.jsonl", b"\x1f\x8b\x08", "x.jsonl: is compressed by gzip"),
         ("x", b"MZ\0\0\0", "x: is binary"),
         ("x.jsonl", b"\xff\xfe{", "x.jsonl: begins as UTF-16, and byte"),
-        ("x.parquet", b"PAR1 but no more", "x.parquet: cannot be read as Parquet"),
+        ("x.parquet", b"PAR1 but no more", "x.parquet: cannot be read, Parquet magic"),
         ("x.csv", b"text,n\na\n", "x.csv:2: has 1 cells, expected 2"),
         ("x.csv", b'text\n"a" b\n', "x.csv:2: is not CSV"),
         ("x.csv", b'text\n"a\n', "x.csv:2: is not CSV"),
-        ("x.csv", b"text,text\na,b\n", "x.csv:1: two columns have the same name"),
+        ("x.csv", b"text,text\na,b\n", "x.csv:1: has two columns text"),
         ("x.csv", b"txt\na\n", "x.csv:2: has txt, expected a string text"),
         ("x.json", b'[{"text": "a"},\n {"text": }]', "x.json:2: is not JSON"),
         ("x.json", b'[{"text": "a"}\n {"text": "b"}]', "x.json:1: is not JSON"),
@@ -130,6 +159,14 @@ def test_folder_is_all_its_files_of_data_and_no_others(tmp_path):
         ("x.json", b'[{"text": "a"}] [', "x.json:1: is not JSON"),
         ("x.json", b"[" * 100_000, "x.json:1: is not JSON"),
         ("x.txt", b'{"text": "a"}\n{"text"', "x.txt:2, column 8: is not JSON"),
+        ("x.txt", b'{"text": "a\n{"text": "b"}\n', "x.txt:1, column 10: is not JSON"),
+        ("x.txt", b"{'text': 'a'}\n{'text': 'b'}\n", "x.txt:1, column 2: is not JSON"),
+        ("x.json", b'[{"text": "a"},]', "x.json:1: is not JSON"),
+        ("x.txt", "a".encode("utf-32"), "x.txt: is binary"),
+        ("x.txt", b"a" * 100_000 + b"\0", "x.txt: is binary"),
+        ("x.txt", bytes(range(1, 256)) * 9, "x.txt: 1152 of 2295 bytes are not UTF-8"),
+        ("x.csv", b"a,b,,\n1,2,3,4\n", "x.csv:2: has , a, b, expected a string text"),
+        ("x.jsonl", b'{"text": null}', "x.jsonl:1: has text (null), expected a string text"),
     ],
 )  # fmt: skip
 def test_file_that_cannot_be_read_is_refused_with_its_line(tmp_path, name, content, words):
@@ -174,7 +211,7 @@ def test_part_of_a_saved_set_is_chosen_by_its_name(tmp_path):
         read_documents([str(tmp_path / "named")], "auto", "train")
     assert len(read_documents([str(tmp_path / "named" / "b")], "auto", "train").documents) == 7
     (tmp_path / "named" / "a" / "data-00000-of-00001.arrow").unlink()
-    with pytest.raises((InvalidArgument, IoError), match="datasets cannot read it"):
+    with pytest.raises((InvalidArgument, IoError), match="cannot be read"):
         read_documents([str(tmp_path / "named" / "a")], "auto", "train")
 
 
@@ -228,6 +265,10 @@ def test_run_on_json_lines_learns_the_texts_and_says_what_it_found(
     assert outcome.code == 0, outcome.err
     assert "4 of 4 sequences" in outcome.out
     assert "10 % of the run's data" in outcome.out
+    with (tmp_path / "x.jsonl").open("a") as file:
+        file.write(lines_of([{"text": "another one"}]))
+    outcome = sluiceway("eval", tmp_path / "out")
+    assert_short_error(outcome, 2, "the data has changed since the run began, so what is held out")
 
 
 def test_held_out_text_is_given_once(sluiceway, tiny_model, write_config):

@@ -111,6 +111,25 @@ def test_text_has_one_begin_token_whether_a_template_wrote_it_or_not(tokenizer, 
     assert tokenizer.decode(answer.tokens[answer.learned]).startswith("\u0120and ")
 
 
+@pytest.mark.parametrize("end", [None, "</s>"])
+def test_what_a_tokenizer_adds_to_a_text_is_once_at_its_ends(monkeypatch, end):
+    letters = {letter: k for k, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    bpe = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.add_special_tokens(["[CLS]", "</s>"])
+    ids = [(name, bpe.token_to_id(name)) for name in ("[CLS]", "</s>")]
+    bpe.post_processor = processors.TemplateProcessing(single="[CLS] $A </s>", special_tokens=ids)
+    made = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end)
+    text = "some words. " * 300
+    whole = made(text)["input_ids"]
+    assert whole[-1] == ids[1][1]
+    monkeypatch.setattr(module, "_PIECE", 500)
+    monkeypatch.setattr(module, "_OVERLAP", 100)
+    for written in (text, text + "</s>" if end else text):
+        stream = tokenise(Corpus([Document("t:1", written)]), made)
+        assert stream.tokens.tolist() == whole
+
+
 # ---- What is kept ----
 
 
@@ -170,6 +189,17 @@ def test_file_that_is_cut_or_missing_is_made_again(cache, tokenizer, name, size)
     assert tokenise(corpus, tokenizer).tokens.tolist() == expected
     assert path.read_bytes() == content
     assert len(kept_files(cache)) == 4
+
+
+def test_another_marked_template_has_other_tokens(cache, tokenizer, monkeypatch):
+    tokenizer.chat_template = "x"
+    for marked in ("{{ messages }}", "{{ messages }} "):
+        monkeypatch.setattr(module, "marked_template", lambda *_, marked=marked: marked)
+        monkeypatch.setattr(
+            module, "conversation_tokens", lambda *_: (np.ones(3, np.int32), np.ones(3, bool))
+        )
+        tokenise(corpus_of("one"), tokenizer)
+    assert len(kept_files(cache)) == 2 * 4
 
 
 @pytest.mark.parametrize("name", ["tokens", "learned", "lengths", "checksum"])
