@@ -33,10 +33,10 @@ void read_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_
 }
 
 Stats tensor_state(OffloadEngine& engine, int tensor) {
-  StateTensors tensors;
-  for (at::Tensor& each : tensors) {
-    each = at::empty(at::IntArrayRef(engine.tensor(tensor).shape), at::kFloat);
-  }
+  const auto room = [&] {
+    return at::empty(at::IntArrayRef(engine.tensor(tensor).shape), at::kFloat);
+  };
+  const StateTensors tensors{room(), room(), room()};
   read_tensor_state(engine, tensor, tensors[0], tensors[1], tensors[2]);
   Stats state;
   state["step"] = engine.tensor_steps(tensor);
