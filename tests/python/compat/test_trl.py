@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
 import datasets
 import pytest
 import sluiceway as sw
 import torch
 from agreement import check_row
+from conftest import REPOSITORY
 from small_models import update_error
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -83,3 +91,33 @@ def test_trainer_of_trl_trains_as_with_torchs_adamw(record_property, parts, make
     assert len(logs[0]) == 3
     assert logs[1] == pytest.approx(logs[0], abs=1e-4)
     check_row(record_property, ROW, update_error(load(), models[1], models[0]))
+
+
+def test_example_of_the_readme_trains_and_goes_on_from_its_last_step(small_model, tmp_path):
+    text = (REPOSITORY / "README.md").read_text()
+    (example,) = [
+        part
+        for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if "SFTTrainer(" in part
+    ]
+    model = tmp_path / "model"
+    shutil.copytree(small_model, model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    lines = [json.dumps({"messages": turns(k) + answers(k + 1)}) for k in range(16)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    for name, here in (
+        ("Qwen/Qwen3-1.7B", str(model)),
+        ("chats.jsonl", str(tmp_path / "chats.jsonl")),
+        ('"out"', f'"{tmp_path / "out"}", use_cpu=True, bf16=False, save_strategy="no"'),
+        ("/mnt/nvme/run1", str(tmp_path / "states")),
+    ):
+        assert name in example
+        example = example.replace(name, here)
+    for words in (None, "goes on from step 6"):
+        done = subprocess.run(
+            [sys.executable, "-c", example], capture_output=True, text=True, check=False,
+            env={**os.environ, "HF_HOME": str(tmp_path / "hub")}, timeout=250,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert ("goes on" in done.stderr) == bool(words)
+        assert words is None or words in done.stderr

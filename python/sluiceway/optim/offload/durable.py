@@ -44,8 +44,9 @@ class Durable(TrainerCallback):
 
     Parameters
     ----------
-    optimizer : OffloadAdamW
-        With tier="disk"; the same that you pass to Trainer.
+    optimizer : OffloadAdamW, optional
+        With tier="disk"; the same that you pass to Trainer. Leave it out if Trainer makes it, by
+        `sw.for_trainer`.
 
     Raises
     ------
@@ -54,20 +55,17 @@ class Durable(TrainerCallback):
 
     Examples
     --------
-    >>> opt = sw.OffloadAdamW(model, tier="disk", path="/nvme/run", lr=2e-5)
-    >>> durable = sw.Durable(opt)
+    >>> door = sw.for_trainer(model, kind="offload", tier="disk", path="/nvme/run")
+    >>> durable = sw.Durable()
     >>> trainer = Trainer(
-    ...     model, args, train_dataset=data, optimizers=(opt, None), callbacks=[durable]
+    ...     model, args, train_dataset=data, optimizer_cls_and_kwargs=door, callbacks=[durable]
     ... )
     >>> trainer.train(resume_from_checkpoint=durable.last_step(trainer))
     """
 
-    def __init__(self, optimizer: OffloadAdamW) -> None:
-        if not isinstance(optimizer, OffloadAdamW) or optimizer.options.tier != "disk":
-            raise InvalidArgument(
-                "Durable: the optimizer does not commit each step, expected OffloadAdamW with "
-                "tier='disk'; with another one, use Trainer's own checkpoints (save_steps)"
-            )
+    def __init__(self, optimizer: OffloadAdamW | None = None) -> None:
+        if optimizer is not None:
+            _check_commits(optimizer)
         self._optimizer = optimizer
         self._trainer: Trainer | None = None
         self._goes_on: dict[str, Any] | None = None  # The commit that the next run continues.
@@ -92,6 +90,10 @@ class Durable(TrainerCallback):
             raise InvalidArgument(
                 f"Durable: the trainer has {trainer.args.world_size} processes, expected one"
             )
+        if self._optimizer is None:
+            made = trainer.create_optimizer()
+            _check_commits(made)
+            self._optimizer = made
         self._trainer, self._goes_on = trainer, None
         if self._optimizer.resume() == 0:
             return None
@@ -175,6 +177,14 @@ class Durable(TrainerCallback):
             "scaler": None if scaler is None else _saved(scaler.state_dict()),
         }
         self._optimizer.set_run_state(json.dumps(run).encode())
+
+
+def _check_commits(optimizer: Any) -> None:
+    if not isinstance(optimizer, OffloadAdamW) or optimizer.options.tier != "disk":
+        raise InvalidArgument(
+            "Durable: the optimizer does not commit each step, expected OffloadAdamW with "
+            "tier='disk'; with another one, use Trainer's own checkpoints (save_steps)"
+        )
 
 
 def _random_states() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from small_llama import small_llama
 from transformers import Trainer, TrainingArguments
 
 folder, changes = sys.argv[1], eval(sys.argv[2])
+by_trainer = changes.pop("by_trainer", False)
 torch.manual_seed(0)
 model = small_llama(attention_dropout=0.1)
 rows = torch.randint(0, 64, (40, 16), generator=torch.Generator().manual_seed(1))
@@ -37,15 +38,20 @@ args = TrainingArguments(
     **changes,
 )
 evaluates = "eval_strategy" in changes
-with sw.OffloadAdamW(model, tier="disk", path=folder + "/store", chunk=CHUNK, lr=3e-3) as opt:
-    durable = sw.Durable(opt)
-    trainer = Trainer(
-        model, args, train_dataset=data, eval_dataset=data[:4] if evaluates else None,
-        optimizers=(opt, None), callbacks=[durable],
-    )
-    trainer.train(resume_from_checkpoint=durable.last_step(trainer))
-    opt.synchronize()
-    torch.save([model.state_dict(), trainer.state.log_history], folder + "/end.pt")
+store = {"tier": "disk", "path": folder + "/store", "chunk": CHUNK}
+if by_trainer:
+    durable = sw.Durable()
+    maker = {"optimizer_cls_and_kwargs": sw.for_trainer(model, kind="offload", **store)}
+else:
+    opt = sw.OffloadAdamW(model, lr=3e-3, **store)
+    durable, maker = sw.Durable(opt), {"optimizers": (opt, None)}
+trainer = Trainer(
+    model, args, train_dataset=data, eval_dataset=data[:4] if evaluates else None,
+    callbacks=[durable], **maker,
+)
+trainer.train(resume_from_checkpoint=durable.last_step(trainer))
+trainer.optimizer.optimizer.close()  # Accelerate wraps it.
+torch.save([model.state_dict(), trainer.state.log_history], folder + "/end.pt")
 """.replace("CHUNK", str(CHUNK))
 
 
@@ -102,9 +108,9 @@ def without_times(log):
             },
             (3, 8),
         ),
-        ({"dataloader_num_workers": 1, "seed": 5}, (6,)),
+        ({"dataloader_num_workers": 1, "seed": 5, "by_trainer": True}, (6,)),
     ],
-    ids=["bf16-checkpointing-evaluations", "workers"],
+    ids=["bf16-checkpointing-evaluations", "workers-by-trainer"],
 )
 def test_a_killed_run_goes_on_bit_for_bit(changes, kills, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -156,6 +162,13 @@ def test_what_cannot_go_on_is_refused(tmp_path):
         trainer = trainer_of(model, opt, tmp_path, sw.Durable(opt))
         with pytest.raises(sw.InvalidArgument, match=r"durable\.last_step\(trainer\)"):
             trainer.train()
+
+
+def test_optimizer_that_trainer_makes_must_commit_each_step(tmp_path):
+    durable = sw.Durable()
+    trainer = trainer_of(small_llama(), None, tmp_path, durable)
+    with pytest.raises(sw.InvalidArgument, match="expected OffloadAdamW"):
+        durable.last_step(trainer)
 
 
 def test_a_store_of_another_loop_is_refused(tmp_path):
