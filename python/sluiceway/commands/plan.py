@@ -20,6 +20,7 @@ from sluiceway.machine.placement import DTYPES, Placement, is_here, too_many_thr
 from sluiceway.machine.wear import RATED_TB, hiding_tokens, tb_per_day
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.run.planning import predict
+from sluiceway.text.files import missing_files
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,8 @@ def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
         A budget is too small for the run.
     """
     if said := too_many_threads(config):
+        print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
+    if said := missing_files(config.data):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
     if trial is not None:
         from sluiceway.commands.measured_plan import check_trial

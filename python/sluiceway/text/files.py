@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from sluiceway.config.schema import PYDOC, DataSection
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 _FORMATS = {
@@ -79,7 +80,7 @@ class Reading:
         sluiceway.errors.Unavailable
             The library that reads this format is not installed.
         """
-        for path in self._found(name):
+        for path in self.found(name):
             self.files += 1
             if path.is_dir():
                 yield from self._saved_set(path)
@@ -91,7 +92,8 @@ class Reading:
                     kind = "jsonl" if _is_json(text) else "text"
                 yield from {"jsonl": _json, "csv": _csv, "text": _text}[kind](path, text)
 
-    def _found(self, name: str) -> list[Path]:
+    def found(self, name: str) -> list[Path]:
+        """Return the files of one name of the config, in order, without opening them."""
         try:
             return self._find(Path(name), name)
         except (OSError, ValueError) as error:
@@ -223,6 +225,19 @@ class Reading:
         if twice := {name for name in wanted if names.count(name) > 1}:
             raise InvalidArgument(f"{path}: has two columns {min(twice)}, expected one")
         return wanted
+
+
+def missing_files(data: DataSection) -> str | None:
+    """Say which of the data's names is not there; None if all are. Opens no file."""
+    for part, names in (("train", data.train), ("eval", data.eval)):
+        for name in names:
+            if name == PYDOC:
+                continue
+            try:
+                Reading(data.format, part, ()).found(name)
+            except (IoError, InvalidArgument) as error:
+                return str(error)
+    return None
 
 
 def _table(path: Path, rows: Iterator[dict[str, Any]], errors: Any) -> Iterator[Row]:

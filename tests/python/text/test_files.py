@@ -274,3 +274,12 @@ def test_run_on_json_lines_learns_the_texts_and_says_what_it_found(
 def test_held_out_text_is_given_once(sluiceway, tiny_model, write_config):
     config = write_config(tiny_model, data={"split": 0.1})
     assert_short_error(sluiceway("train", config), 2, "has eval and split, expected one of them")
+
+
+def test_plan_and_dry_run_say_that_a_file_is_missing(sluiceway, tiny_model, write_config, tmp_path):
+    config = write_config(tiny_model, data={"train": ["pydoc", "none.jsonl"]})
+    for command in (["plan", config, "--json"], ["train", config, "--dry-run", "--json"]):
+        outcome = sluiceway(*command, cwd=tmp_path)
+        assert outcome.code == 0, outcome.err
+        assert outcome.err.startswith("sluiceway: train would be refused here: data.train: there")
+        assert json.loads(outcome.out)["engine"] == "native"
