@@ -23,6 +23,7 @@ import typer
 from sluiceway import __version__
 from sluiceway.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG, exit_code, say
 from sluiceway.commands import options as o
+from sluiceway.errors import InvalidArgument
 
 _OURS = Path(__file__).parents[1]
 _AS_PYTHON_DOES = warnings.formatwarning
@@ -284,6 +285,9 @@ def _formatted(warning: Warning | str, kind: type[Warning], place: str, *line: A
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     warnings.formatwarning = _formatted
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # The shell has closed it, as by >&-.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole process.
     with contextlib.suppress(AttributeError):  # Of tests, which read what we print.
         sys.stdout.reconfigure(errors="backslashreplace")  # Paths of any name can be printed.
     try:
@@ -315,7 +319,6 @@ def _in_home(argument: str) -> str:
     if not (equals and option.startswith("--") and value.startswith("~")):
         return argument
     from sluiceway.config.fields import in_home
-    from sluiceway.errors import InvalidArgument
 
     try:
         return f"{option}={in_home(value)}"

@@ -156,9 +156,10 @@ def _check_loaded(folder: str | os.PathLike, model: str, loaded: dict[str, Any])
     if missing := sorted(loaded.get("missing_keys", ())):
         raise InvalidArgument(
             f"model.path: the weights in {folder} lack {len(missing)} tensors of {model}, first "
-            f"{missing[0]}; copy the folder again"
+            f"{missing[0]}; the folder is incomplete, or was saved from a model without its head"
         )
-    if unused := sorted(loaded.get("unexpected_keys", ())):
+    unexpected = loaded.get("unexpected_keys", ())
+    if unused := sorted(k for k in unexpected if not k.endswith(".attn.masked_bias")):  # GPT-2's.
         warnings.warn(
             f"model.path: {len(unused)} tensors in {folder} are not used, first {unused[0]}: "
             f"{model} with its {CONFIG_FILE} has no place for them",

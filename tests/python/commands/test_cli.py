@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -213,6 +214,15 @@ def test_folder_that_another_process_runs_in_is_refused(
     assert_short_error(sluiceway("resume", tmp_path / "out"), 2, "another process runs this run")
     command.signal(signal.SIGKILL)
     assert command.wait().code == -signal.SIGKILL
+
+
+def test_commands_work_without_standard_output(tiny_model, write_config, tmp_path):
+    command = [sys.executable, "-m", "sluiceway", "train", write_config(tiny_model), "--out",
+               tmp_path / "out"]  # fmt: skip
+    shell = shlex.join(map(str, command))
+    done = subprocess.run(["sh", "-c", f"{shell} >&-"], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert read_lines(tmp_path / "out")[-1]["step"] == 6
 
 
 @pytest.mark.parametrize("end", ["pipe", "full"])

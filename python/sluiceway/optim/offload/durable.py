@@ -39,8 +39,8 @@ class Durable(TrainerCallback):
     With `OffloadAdamW(tier="disk")` every step is durable: a run that is killed loses at most the
     step that it is in. This callback puts what Trainer needs to go on into each commit of the
     store. The continued run has the bits of one that was never interrupted, and needs no
-    checkpoints. Frozen parameters and buffers are not in the store; they are those of the model
-    that you pass.
+    checkpoints. Trainer's log may lack the entry of the last step before a kill. Frozen parameters
+    and buffers are not in the store; they are those of the model that you pass.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Durable(TrainerCallback):
     def __init__(self, optimizer: OffloadAdamW | None = None) -> None:
         if optimizer is not None:
             _check_commits(optimizer)
-        self._optimizer = optimizer
+        self._given = self._optimizer = optimizer
         self._trainer: Trainer | None = None
         self._goes_on: dict[str, Any] | None = None  # The commit that the next run continues.
 
@@ -90,7 +90,12 @@ class Durable(TrainerCallback):
             raise InvalidArgument(
                 f"Durable: the trainer has {trainer.args.world_size} processes, expected one"
             )
-        if self._optimizer is None:
+        if trainer.state.global_step > 0:
+            raise InvalidArgument(
+                "Durable: this trainer has trained already; call trainer.train() to train on, or "
+                "make a new Trainer to go on from the store"
+            )
+        if self._given is None:
             made = trainer.create_optimizer()
             _check_commits(made)
             self._optimizer = made

@@ -164,6 +164,25 @@ def test_what_cannot_go_on_is_refused(tmp_path):
             trainer.train()
 
 
+def test_each_trainer_has_its_own_optimizer_and_is_continued_once(tmp_path):
+    durable = sw.Durable()
+    for name in ("first", "second"):
+        model = small_llama()
+        door = sw.for_trainer(model, "offload", tier="disk", path=tmp_path / name, chunk=CHUNK)
+        args = TrainingArguments(
+            str(tmp_path / f"{name}-out"), use_cpu=True, report_to=[], max_steps=2,
+            save_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        ids = torch.zeros(4, dtype=torch.long)
+        trainer = Trainer(model, args, train_dataset=[{"input_ids": ids, "labels": ids}] * 8,
+                          optimizer_cls_and_kwargs=door, callbacks=[durable])  # fmt: skip
+        trainer.train(resume_from_checkpoint=durable.last_step(trainer))
+        assert trainer.state.global_step == 2
+        with pytest.raises(sw.InvalidArgument, match="this trainer has trained already"):
+            durable.last_step(trainer)
+        trainer.optimizer.optimizer.close()
+
+
 def test_optimizer_that_trainer_makes_must_commit_each_step(tmp_path):
     durable = sw.Durable()
     trainer = trainer_of(small_llama(), None, tmp_path, durable)
