@@ -50,6 +50,7 @@ def _made(
 ) -> Sequences:
     sequences = make_sequences(corpus, tokenizer, data, part, vocabulary)
     counts |= {f"{part}_{kind}": count for kind, count in corpus.kinds().items()}
+    counts[f"{part}_files"] = corpus.files
     counts[f"{part}_documents"] = len(corpus.documents)
     counts[f"{part}_sequences"] = len(sequences)
     counts[f"{part}_tokens"] = int(sequences.lengths.sum())
@@ -67,20 +68,26 @@ def describe_sequences(data: DataSection, counts: dict[str, int]) -> list[str]:
     ]
 
 
+def _counted(count: int, plural: str) -> str:
+    return f"{count:,} {plural if count != 1 else plural[:-1]}"
+
+
 def _described(data: DataSection, counts: dict[str, int], part: str) -> str:
-    found = [f"{counts[f'{part}_{kind}']:,} {kind}" for kind in KINDS if f"{part}_{kind}" in counts]
+    kinds = [_counted(counts[f"{part}_{k}"], k) for k in KINDS if f"{part}_{k}" in counts]
+    files = counts[f"{part}_files"]
+    where = f" in {_counted(files, 'files')}" if files else ""
     size = f"{'' if data.packing else 'at most '}{data.sequence_length:,} tokens"
     share = counts[f"{part}_learned"] / counts[f"{part}_tokens"]
     text = (
-        f"{'data' if part == 'train' else 'held out'}: {', '.join(found)}; "
-        f"{counts[f'{part}_sequences']:,} sequences of {size}"
+        f"{'data' if part == 'train' else 'held out'}: {', '.join(kinds)}{where}; "
+        f"{_counted(counts[f'{part}_sequences'], 'sequences')} of {size}"
     )
     if share < 1:
         text += f", {100 * share:.0f} % of the tokens learned"
     if cut := counts[f"{part}_cut"]:
-        text += f"; {cut:,} documents are longer and cut (data.overlong)"
+        text += f"; cut because they are longer (data.overlong): {cut:,}"
     if left_out := counts[f"{part}_left_out"]:
-        text += f"; {left_out:,} documents are left out: too long, or nothing to learn"
+        text += f"; left out because they are longer, or have nothing to learn: {left_out:,}"
     return text
 
 
