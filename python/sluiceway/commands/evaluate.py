@@ -118,7 +118,7 @@ def _check_split(subject: _Subject, asked: Asked, held_out: Sequences) -> None:
     changed = asked.data or asked.format or asked.sequence_length or asked.packing is not None
     if subject.save is None or not subject.config.data.split or changed:
         return
-    if subject.save.state["data"].split("-")[1:] != [held_out.fingerprint]:
+    if not subject.save.state["data"].endswith(f"-{held_out.fingerprint}"):
         raise InvalidArgument(
             f"{subject.folder}: the data has changed since the run began, so what is held out now "
             "was perhaps trained on; restore the files, or measure on another text by --data"

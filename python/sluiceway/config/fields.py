@@ -47,8 +47,8 @@ def in_home(path: str) -> str:
 
 
 Size = Annotated[int, BeforeValidator(_bytes)]
-Path = Annotated[str, AfterValidator(in_home)]
-Paths = Annotated[list[Path], BeforeValidator(_one_is_a_list)]
+HomePath = Annotated[str, AfterValidator(in_home)]
+HomePaths = Annotated[list[HomePath], BeforeValidator(_one_is_a_list)]
 Int = Annotated[int, BeforeValidator(_numbers_are_not_switches)]
 Count = Annotated[Int, Field(ge=1, lt=2**63)]
 SmallCount = Annotated[Int, Field(ge=1, lt=2**31)]

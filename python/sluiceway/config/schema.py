@@ -17,11 +17,11 @@ from sluiceway.config.engines import DEFAULT_KIND, section_of
 from sluiceway.config.fields import (
     Beta,
     Count,
+    HomePath,
+    HomePaths,
     Int,
     Natural,
     NotNegative,
-    Path,
-    Paths,
     Positive,
     Section,
     SmallCount,
@@ -66,7 +66,7 @@ def _of_its_kind(value: Any) -> Any:
 
 
 class ModelSection(Section):
-    path: Path
+    path: HomePath
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"  # How weights are stored.
     # null computes in `dtype`; auto is bf16 where the machine is fast at it, else null.
     autocast: Annotated[Literal["bf16", "fp16", "auto"] | None, BeforeValidator(off_is_null)] = None
@@ -83,8 +83,8 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    train: Annotated[Paths, Field(min_length=1)]  # Files, folders, globs, or pydoc.
-    eval: Paths = Field(default_factory=list)
+    train: Annotated[HomePaths, Field(min_length=1)]  # Files, folders, globs, or pydoc.
+    eval: HomePaths = Field(default_factory=list)
     split: Annotated[float, Field(ge=0, lt=1)] = 0.0  # Share of data.train that is held out.
     format: DataFormat = "auto"  # By each file's name and content; jsonl: arrays, too.
     columns: dict[ColumnName, str] = Field(default_factory=dict)  # Column of the files by its use.

@@ -33,11 +33,10 @@ def load_sequences(
     """Read what `config.data` names: training, held-out (None if there is none), and counts."""
     data = config.data
     counts: dict[str, int] = {"replaced_bytes": 0}
-    train, held_out = read_corpora(data)
-    made = [_made(train, tokenizer, data, "train", vocabulary, counts)]
-    if held_out is not None:
-        made.append(_made(held_out, tokenizer, data, "eval", vocabulary, counts))
-    return made[0], made[1] if len(made) > 1 else None, counts
+    corpus, other = read_corpora(data)
+    train = _made(corpus, tokenizer, data, "train", vocabulary, counts)
+    held_out = _made(other, tokenizer, data, "eval", vocabulary, counts) if other else None
+    return train, held_out, counts
 
 
 def _made(

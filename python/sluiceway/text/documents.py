@@ -79,17 +79,22 @@ class Corpus:
 
 def read_corpora(data: DataSection) -> tuple[Corpus, Corpus | None]:
     """Read the documents for training, and those that are held out; None if there are none."""
-    train = read_documents(data.train, data.format, "train", data.columns)
     if data.eval:
-        return train, read_held_out(data)
+        return _read_part(data, "train"), _read_part(data, "eval")
+    train = _read_part(data, "train")
     return _split(train, data.split) if data.split else (train, None)
 
 
 def read_held_out(data: DataSection) -> Corpus:
     """Read the documents that are held out of a run with `eval` or `split`."""
     if data.eval:
-        return read_documents(data.eval, data.format, "eval", data.columns)
-    return _split(read_documents(data.train, data.format, "train", data.columns), data.split)[1]
+        return _read_part(data, "eval")
+    return _split(_read_part(data, "train"), data.split)[1]
+
+
+def _read_part(data: DataSection, part: str) -> Corpus:
+    names = data.train if part == "train" else data.eval
+    return read_documents(names, data.format, part, data.columns)
 
 
 def _split(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:

@@ -106,7 +106,7 @@ class Reading:
     def _find(self, path: Path, name: str) -> list[Path]:
         at = f"data.{self._part}: {name}"
         if path.is_dir():
-            return [path] if self._is_saved_set(path) else self._in_folder(path, at)
+            return [path] if _is_saved_set(path) else self._in_folder(path, at)
         if path.exists() and not path.is_file():  # A pipe is empty when read again.
             raise InvalidArgument(f"{at} is not a regular file; copy its contents to one")
         if path.exists():
@@ -120,9 +120,6 @@ class Reading:
                 name,
             )
         return found
-
-    def _is_saved_set(self, path: Path) -> bool:
-        return any((path / name).is_file() for name in _SAVED)
 
     def _in_folder(self, path: Path, at: str) -> list[Path]:
         inside = [p for p in path.rglob("*") if p.suffix.lower() in (*_FORMATS, *_TEXTS)]
@@ -155,7 +152,7 @@ class Reading:
                 raise InvalidArgument(
                     f"{path}: begins as UTF-16, and byte {error.start} is not; save it as UTF-8"
                 ) from None
-        self._check_is_text(path, raw)
+        _check_is_text(path, raw)
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError:
@@ -167,16 +164,6 @@ class Reading:
                 ) from None
             self.replaced += replaced
         return text.removeprefix("\ufeff")
-
-    def _check_is_text(self, path: Path, raw: bytes) -> None:
-        kind = next((kind for mark, kind in _BINARY.items() if raw.startswith(mark)), None)
-        if kind is None and b"\0" in raw:
-            kind = "binary, or text in UTF-16 or UTF-32"
-        if kind is not None:
-            raise InvalidArgument(
-                f"{path}: is {kind}, expected text in UTF-8, JSON, CSV, or Parquet with a name "
-                "that ends in .parquet"
-            )
 
     def _saved_set(self, path: Path) -> Iterator[Row]:
         try:
@@ -238,6 +225,21 @@ def missing_files(data: DataSection) -> str | None:
             except (IoError, InvalidArgument) as error:
                 return str(error)
     return None
+
+
+def _is_saved_set(path: Path) -> bool:
+    return any((path / name).is_file() for name in _SAVED)
+
+
+def _check_is_text(path: Path, raw: bytes) -> None:
+    kind = next((kind for mark, kind in _BINARY.items() if raw.startswith(mark)), None)
+    if kind is None and b"\0" in raw:
+        kind = "binary, or text in UTF-16 or UTF-32"
+    if kind is not None:
+        raise InvalidArgument(
+            f"{path}: is {kind}, expected text in UTF-8, JSON, CSV, or Parquet with a name that "
+            "ends in .parquet"
+        )
 
 
 def _table(path: Path, rows: Iterator[dict[str, Any]], errors: Any) -> Iterator[Row]:

@@ -61,18 +61,19 @@ def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
         The chat template is missing or cannot be used; the error has file and line.
     """
     size = sum(map(_size, corpus.documents))
+    marked = _marked(corpus, tokenizer)
     hashable = getattr(tokenizer, "backend_tokenizer", None) is not None
     if size < _KEPT_FROM or not hashable or (cache := _cache()) is None:
-        return _in_memory(corpus, tokenizer)
-    folder = cache / _key(corpus, tokenizer, _marked(corpus, tokenizer))
+        return _in_memory(corpus, tokenizer, marked)
+    folder = cache / _key(corpus, tokenizer, marked)
     if (kept := _mapped(folder, len(corpus.documents))) is not None:
         return kept
     try:
         with replace_folder(folder) as fresh, meter("tokenise", size) as advance:
-            _write(fresh, _each(corpus, tokenizer, advance))
+            _write(fresh, _each(corpus, tokenizer, marked, advance))
     except IoError:  # The cache is full or not writable, which must not stop a training.
         pass  # Or another run was faster.
-    return _mapped(folder, len(corpus.documents)) or _in_memory(corpus, tokenizer)
+    return _mapped(folder, len(corpus.documents)) or _in_memory(corpus, tokenizer, marked)
 
 
 def _size(document: Document) -> int:
@@ -81,16 +82,15 @@ def _size(document: Document) -> int:
 
 
 def _each(
-    corpus: Corpus, tokenizer: Any, advance: Any = lambda count: None
+    corpus: Corpus, tokenizer: Any, marked: str | None, advance: Any = lambda count: None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    marked = _marked(corpus, tokenizer)
     for document in corpus.documents:
         yield _tokens_of(document, tokenizer, marked)
         advance(_size(document))
 
 
-def _in_memory(corpus: Corpus, tokenizer: Any) -> TokenStream:
-    parts = list(_each(corpus, tokenizer))
+def _in_memory(corpus: Corpus, tokenizer: Any, marked: str | None) -> TokenStream:
+    parts = list(_each(corpus, tokenizer, marked))
     return TokenStream(
         np.concatenate([tokens for tokens, _ in parts] or [np.zeros(0, np.int32)]),
         np.concatenate([learned for _, learned in parts] or [np.zeros(0, bool)]),

@@ -250,10 +250,11 @@ def test_names_that_the_terminal_cannot_print_are_escaped(
     tiny_model, write_config, tmp_path, encoding, name
 ):
     config, out = write_config(tiny_model, train={"steps": 1}), tmp_path / name
-    for command in (["train", config, "--out", out], ["export", out, "--to", tmp_path / "to"]):
+    to = tmp_path / f"{name}2"
+    for command in (["train", config, "--out", out], ["export", out, "--to", to]):
         done = subprocess.run(
             [sys.executable, "-m", "sluiceway", *map(str, command)], capture_output=True,
             env={**os.environ, "PYTHONIOENCODING": encoding}, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, b"")
-    assert name.encode("ascii", "backslashreplace") in done.stdout or b"to:" in done.stdout
+        assert name.encode("ascii", "backslashreplace") in done.stdout
