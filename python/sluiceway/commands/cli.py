@@ -31,7 +31,7 @@ _AS_PYTHON_DOES = warnings.formatwarning
 app = typer.Typer(
     name="sluiceway",
     help="Fine-tune language models on machines whose GPU, memory or bus is too small for them.",
-    epilog="To begin: sluiceway doctor, then sluiceway plan CONFIG, then sluiceway train CONFIG. "
+    epilog="To begin: sluiceway doctor, then sluiceway init, then sluiceway train run.yaml. "
     "Exit codes: 0 done, 1 failed while running, 2 wrong command or config, 3 refused, "
     "130 interrupted.",
     no_args_is_help=True,
@@ -112,22 +112,52 @@ def _resume(
 
 @_command(app, "plan")
 def _plan(
-    config: o.ConfigFile,
+    path: o.ConfigOrModel,
     settings: o.Settings = None,
     measure: o.TrialFolder = None,
+    card: o.CardName = None,
+    device: o.DeviceMemory = None,
+    ram: o.HostMemory = None,
+    disk: o.DiskOrDrive = None,
+    tokens: o.StepTokens = None,
+    data: o.TrainedOn = None,
+    write: o.NewConfig = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Predict memory, traffic and step time of a run.
+    """Predict memory, traffic and step time of a run, or find out which engine fits a machine.
 
-    It reads only the config.json of the model. It trains nothing but with --measure. If a budget of
-    the config is too small, the exit code is 3.
+    For a CONFIG it plans that run. It reads only the config.json of the model, and trains nothing
+    but with --measure. If a budget of the config is too small, the exit code is 3.
+
+    For a MODEL it plans every engine on this machine, or on the one that --card, --device, --ram
+    and --disk describe. It prints each engine's fastest way that fits, and --write makes a config
+    of the first. If nothing fits, the exit code is 3.
     """
+    of_model = {
+        "--card": card, "--device": device, "--ram": ram, "--disk": disk, "--tokens": tokens,
+        "--data": data, "--write": write,
+    }  # fmt: skip
+    if path.is_dir() or path.name == "config.json":
+        _refuse({"--set": settings, "--measure": measure}, "a model", "give a config")
+        from sluiceway.commands.choose import Wanted, choose
+
+        choose(Wanted(path, card, device, ram, disk, tokens or 8192, data), write, as_json)
+        return
+    _refuse(of_model, "a config", "give a folder with a model")
     from sluiceway.config.file import load_config
 
-    checked = load_config(config, settings)
+    checked = load_config(path, settings)
     from sluiceway.commands.plan import show_plan
 
     show_plan(checked, as_json, measure)
+
+
+@_command(app, "init")
+def _init(config: o.ConfigToMake = Path("run.yaml")) -> None:
+    """Ask for model, data and machine, and write the config of the engine that fits best."""
+    from sluiceway.commands.init import init
+
+    init(config)
 
 
 @_command(app, "eval")
@@ -273,6 +303,13 @@ def _store_verify(
 def main() -> None:
     """Run the command line and exit."""
     sys.exit(run(sys.argv[1:]))
+
+
+def _refuse(options: dict[str, Any], given: str, instead: str) -> None:
+    """Raise InvalidArgument if one of these options is set."""
+    for name, value in options.items():
+        if value:
+            raise InvalidArgument(f"plan: {name} does not go with {given}; {instead}")
 
 
 def _formatted(warning: Warning | str, kind: type[Warning], place: str, *line: Any) -> str:

@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from sluiceway.base.sizes import parse_bytes
+from sluiceway.errors import InvalidArgument
+
 # ---- Several commands ----
 
 Settings = Annotated[
@@ -61,6 +64,74 @@ TrialFolder = Annotated[
         "disk to try; files of the trial are removed when it ends.",
     ),
 ]
+
+ConfigOrModel = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG_OR_MODEL",
+        help="YAML file that describes a run; or a folder with a model's config.json, without "
+        "weights if need be.",
+    ),
+]
+CardName = Annotated[
+    str | None,
+    typer.Option(
+        help="Card to plan for, such as rtx4090 or rtx4060-laptop. Default: the device of this "
+        "machine.",
+        show_default=False,
+    ),
+]
+
+
+def _size(text: str | int) -> int:
+    try:
+        return parse_bytes(text)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+DeviceMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Memory of the card, such as 24GiB. Without --card it is as fast as a desktop's card "
+        "of this size.",
+        show_default=False,
+    ),
+]
+HostMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Memory of the machine, such as 32GiB, which is also assumed of a machine elsewhere.",
+        show_default=False,
+    ),
+]
+DiskOrDrive = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DISK",
+        help="Folder on a drive of this machine, whose rate is measured; or a drive elsewhere, one "
+        "of sata, gen3, gen4, gen5, with its size if that is not 1 TB, such as gen4:2TB; or none. "
+        "Default: the working directory, or gen4 of a machine elsewhere.",
+        show_default=False,
+    ),
+]
+StepTokens = Annotated[
+    int | None,
+    typer.Option(min=2, help="Tokens of a step. Default: 8192.", show_default=False),
+]
+TrainedOn = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Data for the config that --write makes."),
+]
+NewConfig = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML file to write, with the best way's config."),
+]
+ConfigToMake = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file to write.")]
 
 # ---- resume ----
 

@@ -18,6 +18,7 @@ from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.model.whole_weights import select_whole
+from sluiceway.optim.common.tier_limits import planned_lane_threads
 from sluiceway.optim.offload.arguments import (
     chunk_elements,
     offload_limits,
@@ -62,6 +63,7 @@ class OffloadPlan(DevicePlan):
         placement = placement or choose_placement(config, of_plan=True)
         autocast = placement.autocast_dtype
         self._on_card = placement.device.type == "cuda"
+        self._lane_threads = planned_lane_threads(config.device.lane_threads, placement)
         gradients = resolve_gradients(engine.gradients, model, autocast)
         self._may_redo = autocast == torch.float16 or config.train.max_norm is not None
         self._gradient_bytes = DTYPES[gradients].itemsize
@@ -295,7 +297,8 @@ class OffloadPlan(DevicePlan):
         last_out = out + self._footprint["core_d2h_bytes"] / (1e9 * link.d2h_gbps)
         back = self._weight_bytes / (1e9 * link.h2d_gbps)
         states, codec = self._footprint["state_bytes"], self._config.engine.state_codec
-        update = adam_seconds(codec, states, self._elements, speeds["host_gbps"])
+        host, threads = speeds["host_gbps"], self._lane_threads
+        update = adam_seconds(codec, states, self._elements, host, threads)
         if self._spill == "core" and not self._speculates:
             update += self._codec_seconds  # Once more, by the update.
         if gbps := speeds.get("disk_gbps"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# An assumption: the rating of many 1 TB laptop drives, in TB written.
+# An assumption: the rating of many laptop drives of 1 TB, in TB written.
 RATED_TB = 600
 _DAY_SECONDS = 86400
 

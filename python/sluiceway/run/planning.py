@@ -47,9 +47,22 @@ class Prediction:
         The rates that `model.speeds` gives.
     process_bytes : int
         Memory of this process before the rehearsal, which imports modules that a run does not need.
+
+    Parameters
+    ----------
+    speeds : dict or None
+        The rates that another prediction assumed; None measures them.
+    like : Prediction or None
+        One whose engine computes the same, and differs only in where states are and how they are
+        stored. Its rehearsal holds for this one.
     """
 
-    def __init__(self, config: Config, speeds: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        speeds: dict[str, Any] | None = None,
+        like: Prediction | None = None,
+    ) -> None:
         path = config.model.path
         check_context(check_model_folder(path, weights=False), path, config.data.sequence_length)
         self.config = config = with_threads_of_this_machine(config)
@@ -57,11 +70,18 @@ class Prediction:
         if config.device.threads is not None:
             torch.set_num_threads(config.device.threads)
         self._engine = engine_of(config)
-        with torch.device("meta"):
-            self.model = self._build()
+        if like is None:
+            with torch.device("meta"):
+                self.model = self._build()
+        else:
+            self.model = like.model
         self.process_bytes = resident_bytes()
         self.plan = plan = self._engine.plan(self.model)
-        self.rehearsal = self._rehearse(lambda: plan.as_trained(self._build()), plan.backward)
+        self.rehearsal = (
+            self._rehearse(lambda: plan.as_trained(self._build()), plan.backward)
+            if like is None
+            else like.rehearsal
+        )
         with denormals(config, self.placement):
             self.speeds = speeds or measure_speeds(
                 config, self.placement, self._build, disk="disk_read" in plan.links()

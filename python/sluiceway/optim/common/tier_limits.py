@@ -47,6 +47,19 @@ def lane_threads(asked: Literal["auto"] | int, compute: _core.Stream, pinned: bo
         return asked
     if pinned or compute == _core.Stream.host():
         return 1
+    return _threads_of_this_machine()
+
+
+def planned_lane_threads(asked: Literal["auto"] | int, placement: Placement) -> int:
+    """Return `lane_threads` for a plan; another machine with a card has enough cores."""
+    if asked != "auto":
+        return asked
+    if placement.device.type == "cpu":
+        return 1
+    return _threads_of_this_machine() if is_here(placement.name) else _MOST_LANE_THREADS
+
+
+def _threads_of_this_machine() -> int:
     return min(_MOST_LANE_THREADS, max(1, len(os.sched_getaffinity(0)) - _OTHER_THREADS))
 
 

@@ -93,16 +93,20 @@ def choose_spill(
     )
 
 
-def adam_seconds(state_codec: str, states: float, elements: int, host_gbps: float) -> float:
-    """Return the time of AdamW on the host, on one core.
+def adam_seconds(
+    state_codec: str, states: float, elements: int, host_gbps: float, threads: int = 1
+) -> float:
+    """Return the time of AdamW on the host.
 
     Parameters
     ----------
     states : float
         Bytes of moments and masters, which it reads and writes beside 16-bit gradients and weights.
+    threads : int
+        Threads that share the rounding; together they reach `host_gbps`.
     """
     moved = 2 * states + 4 * elements
-    return moved / (1e9 * host_gbps) + 1e-9 * _ROUNDING_NS[state_codec] * elements
+    return moved / (1e9 * host_gbps) + 1e-9 * _ROUNDING_NS[state_codec] * elements / threads
 
 
 def no_room_for_cores() -> SpillChoice:

@@ -1,0 +1,228 @@
+"""`sluiceway plan MODEL`: shows with which engines a model trains on a machine, and how fast."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sluiceway.base.atomic import replace_file
+from sluiceway.base.columns import columns
+from sluiceway.base.json_text import json_text
+from sluiceway.base.sizes import format_bytes, format_count
+from sluiceway.errors import InvalidArgument, OutOfMemory
+from sluiceway.machine.wear import RATED_TB, tb_per_day
+from sluiceway.model.folder import CONFIG_FILE
+from sluiceway.run.choices import Choices, Way, find_choices
+from sluiceway.run.target_machine import TargetMachine, target_machine
+
+_STEPS = 1000
+_RATE = 1e-5  # Learning rate of AdamW for large pretrained models; zo has its own default.
+_PLACES = {
+    "device": "on the device",
+    "host": "in host memory",
+    "disk": "on disk",
+    "auto": "in host memory and on disk",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The model and machine to plan for, as the command line gives them.
+
+    Attributes
+    ----------
+    tokens : int
+        Of a step.
+    data : str or None
+        The data for a config.
+    """
+
+    model: Path
+    card: str | None = None
+    device: int | None = None
+    ram: int | None = None
+    disk: str | None = None
+    tokens: int = 8192
+    data: str | None = None
+
+
+def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
+    """Print a table with each engine's fastest way that fits, and write the config of the first.
+
+    Raises
+    ------
+    sluiceway.errors.OutOfMemory
+        No way fits the machine.
+    """
+    if write is not None and write.exists():
+        raise InvalidArgument(f"--write: {write} exists; name a new file, or remove it first")
+    model = wanted.model.parent if wanted.model.name == CONFIG_FILE else wanted.model
+    machine = target_machine(wanted.card, wanted.device, wanted.ram, wanted.disk)
+    found = find_choices(str(model), machine, wanted.tokens, _note)
+    if as_json:
+        print(json_text(_figures(str(model), machine, found)), flush=True)
+    else:
+        print(_text(model, machine, found), flush=True)
+    best = next((way for way in found.ways if not way.short), None)
+    if best is None:
+        raise OutOfMemory(_nothing_fits(found))
+    if write is not None:
+        replace_file(write, config_text(best, machine, wanted.data, found.tokens).encode())
+        print(f"{write}: {best.name}; next: sluiceway train {write}", file=sys.stderr)
+
+
+def _note(engine: str) -> None:
+    if sys.stderr.isatty():
+        print(f"planning {engine}", file=sys.stderr)
+
+
+def _nothing_fits(found: Choices) -> str:
+    nearest = found.ways[0].short if found.ways else "; ".join(found.impossible.values())
+    name = f"{found.ways[0].name}, the nearest, " if found.ways else ""
+    return (
+        f"plan: nothing fits; {name}{nearest}; try fewer --tokens, more --ram, a larger --disk, or "
+        "a smaller model"
+    )
+
+
+def options_of(way: Way) -> list[str]:
+    """Describe in words what the way chose, where it is not what everybody has."""
+    engine, train = way.config.engine, way.config.train
+    found = []
+    if getattr(engine, "weights", "resident") == "streamed":
+        found.append("weights streamed")
+    if engine.kind == "offload":
+        found.append(f"states {_PLACES[engine.tier]}")
+    if engine.kind == "zo":
+        found.append(f"weights {_PLACES[engine.tier]}")
+    if (place := getattr(engine, "activations", "device")) != "device":
+        found.append(f"inputs of blocks {_PLACES[place]}")
+    elif way.config.model.checkpointing:
+        found.append("checkpointing")
+    if train.accumulate > 1:
+        block_wise = getattr(engine, "order", "step") == "block"
+        found.append(f"{train.accumulate} micro-batches" + (" through each block" * block_wise))
+    if train.loss == "sliced":
+        found.append("loss in slices")
+    return found
+
+
+def _days(way: Way, machine: TargetMachine) -> float | None:
+    """Days of training until the drive is worn; None if nothing is written."""
+    if not way.written:
+        return None
+    return RATED_TB * machine.drive_bytes / 1e12 / tb_per_day(way.written, way.seconds)
+
+
+def _figures(model: str, machine: TargetMachine, found: Choices) -> dict[str, Any]:
+    """Return the table as plain values; programs may rely on the keys."""
+    return {
+        "model": model,
+        "parameters": found.parameters,
+        "tokens_per_step": found.tokens,
+        "sequence_length": found.sequence_length,
+        "machine": {
+            "device_bytes": machine.device_bytes,
+            "host_bytes": machine.host_bytes,
+            "disk_bytes": machine.disk_bytes,
+            "rates": machine.rates,
+            "text": machine.lines,
+        },
+        "ways": [
+            {
+                "name": way.name,
+                "fits": not way.short,
+                "too_small": way.short or None,
+                "gives_up": way.gives_up,
+                "seconds_per_step": way.seconds,
+                "tokens_per_second": found.tokens / way.seconds,
+                "peak_bytes": way.tiers,
+                "bytes_per_step": way.links,
+                "days_to_worn_drive": _days(way, machine),
+                "options": options_of(way),
+                "config": _tree(way, machine, None),
+            }
+            for way in found.ways
+        ],
+        "impossible": found.impossible,
+    }
+
+
+def _text(model: Path, machine: TargetMachine, found: Choices) -> str:
+    count = found.tokens // found.sequence_length
+    sequences = f"{count} sequence" + "s" * (count > 1)
+    rows = [["", "s a step", "tokens/s", "device", "host", "disk", "drive worn in", "gives up"]]
+    for way in (way for way in found.ways if not way.short):
+        tiers, days = way.tiers, _days(way, machine)
+        rows.append(
+            [
+                way.name,
+                f"{way.seconds:.3g}",
+                f"{found.tokens / way.seconds:,.0f}",
+                format_bytes(tiers["device"]),
+                format_bytes(tiers["host"] + tiers["pinned"]),
+                format_bytes(tiers["disk"]) if tiers.get("disk") else "-",
+                "-" if days is None else f"{days:,.0f} days",
+                way.gives_up,
+            ]
+        )
+    described = {way.name: ", ".join(options_of(way)) for way in found.ways if not way.short}
+    others = {way.name: way.short for way in found.ways if way.short} | found.impossible
+    timed = "rates were measured here" if machine.is_here else "nothing was timed"
+    return "\n".join(
+        [
+            f"{model.resolve().name}: {format_count(found.parameters)} parameters; a step has "
+            f"{found.tokens:,} tokens in {sequences} of {found.sequence_length:,}",
+            *machine.lines,
+            f"modelled, {timed}; a drive is worn after {RATED_TB} TB for each of its TB",
+            *([columns(rows, "123456")] if len(rows) > 1 else []),
+            *(f"{name}: {options}" for name, options in described.items() if options),
+            *(f"{name} does not fit: {why}" for name, why in others.items()),
+        ]
+    )
+
+
+def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
+    """Return the config of a way, without what is as by default."""
+    config, engine = way.config, way.config.engine
+    model = {"path": config.model.path, "dtype": config.model.dtype}
+    model |= {"autocast": config.model.autocast} if config.model.autocast else {}
+    model |= {"checkpointing": True} if config.model.checkpointing else {}
+    train: dict[str, Any] = {"steps": _STEPS, "micro_batch": config.train.micro_batch}
+    train |= {"accumulate": config.train.accumulate} if config.train.accumulate > 1 else {}
+    train |= {"loss": "sliced"} if config.train.loss == "sliced" else {}
+    if engine.kind != "zo":
+        train |= {"lr": _RATE, "warmup_steps": _STEPS // 20}
+    tree = {
+        "model": model,
+        "data": {"train": [data or "data.jsonl"], "sequence_length": config.data.sequence_length},
+        "train": train,
+        "engine": {"kind": engine.kind} | engine.model_dump(mode="json", exclude_defaults=True),
+        "budget": {
+            tier: f"{getattr(config.budget, tier) >> 20}MiB"
+            for tier in ("device", "host", "pinned")
+        },
+    }
+    if machine.folder is not None and getattr(engine, "tier", None) in ("disk", "auto"):
+        name = Path(config.model.path).resolve().name
+        tree["store"] = {"path": str(machine.folder / f"{name}-states")}
+    return tree
+
+
+def config_text(way: Way, machine: TargetMachine, data: str | None, tokens: int) -> str:
+    """Return YAML that trains in this way, with its plan as comments."""
+    peak = ", ".join(f"{tier} {format_bytes(count)}" for tier, count in way.tiers.items() if count)
+    head = [
+        ": ".join(filter(None, (way.name, ", ".join(options_of(way))))) + ".",
+        f"Gives up: {way.gives_up}.",
+        f"Planned: {way.seconds:.3g} s for a step of {tokens:,} tokens; {peak}.",
+        *machine.lines,
+    ]
+    if data is None:
+        head.append("Set data.train to your files. README.md, Your data, has their formats.")
+    shown = yaml.safe_dump(_tree(way, machine, data), sort_keys=False, default_flow_style=None)
+    return "".join(f"# {line}\n" for line in head) + "\n" + shown

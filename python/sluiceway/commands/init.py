@@ -1,0 +1,89 @@
+"""`sluiceway init`: asks five questions, plans, and writes a config."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sluiceway.base.sizes import parse_bytes
+from sluiceway.commands.choose import Wanted, choose
+from sluiceway.config.schema import PYDOC
+from sluiceway.errors import Error, InvalidArgument
+from sluiceway.machine.catalogue import card_of, drive_of
+from sluiceway.model.folder import check_model_folder
+from sluiceway.run.target_machine import NO_DISK
+
+_HERE = "this"
+
+
+def init(config: Path) -> None:
+    """Write the config of the best way for the answers.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        The file exists; or an answer is wrong, and nobody is there to give another one.
+    sluiceway.errors.OutOfMemory
+        Nothing fits.
+    """
+    if config.exists():
+        raise InvalidArgument(f"init: {config} exists; name a new file, or remove it first")
+    try:
+        wanted = _answers()
+    except typer.Abort:  # Ctrl-C, or no more answers.
+        raise KeyboardInterrupt from None
+    choose(wanted, config, as_json=False)
+
+
+def _answers() -> Wanted:
+    model = _ask("folder of the model", ".", lambda text: check_model_folder(text) and Path(text))
+    data = _ask("file or folder to train on (pydoc: Python's manual)", PYDOC, _existing)
+    card = _ask("card, such as rtx4090; this: the device of this machine", _HERE, _card)
+    if card is None:
+        disk = _ask("folder on the drive for states; none: no drive", ".", _disk)
+        return Wanted(model, None, None, None, disk, _tokens(), data)
+    ram = _ask("memory of that machine", "32GiB", parse_bytes)
+    disk = _ask("its drive: sata, gen3, gen4 or gen5, as gen4:2TB; none: no drive", "gen4", _disk)
+    return Wanted(model, card, None, ram, disk, _tokens(), data)
+
+
+def _tokens() -> int:
+    return _ask("tokens of a step", "8192", _count)
+
+
+def _ask(question: str, default: str, check: Callable[[str], Any]) -> Any:
+    """Ask until the answer is right; without a terminal a wrong one ends the command."""
+    while True:
+        answer = typer.prompt(question, default=default, err=True)
+        try:
+            return check(answer)
+        except Error as error:
+            if not sys.stdin.isatty():
+                raise
+            print(error, file=sys.stderr)
+
+
+def _existing(text: str) -> str:
+    if text != PYDOC and not Path(text).expanduser().exists():
+        raise InvalidArgument(f"data.train: there is no {text}; name a file, a folder or {PYDOC}")
+    return text
+
+
+def _card(text: str) -> str | None:
+    return None if text == _HERE else card_of(text).name
+
+
+def _disk(text: str) -> str:
+    if text != NO_DISK and drive_of(text) is None and not Path(text).is_dir():
+        raise InvalidArgument(f"--disk: {text} is no folder; name one on the drive, or {NO_DISK}")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 2:
+        raise InvalidArgument(f"--tokens is {text!r}, expected a whole number of at least 2")
+    return int(text)

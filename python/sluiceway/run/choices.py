@@ -1,0 +1,382 @@
+"""Finds the fastest options of every engine with which a model trains on a machine.
+
+Each engine has some options that trade memory for time. All sensible combinations are planned, and
+the fastest one that fits the machine is the engine's way. Nothing is loaded or trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sluiceway.base.sizes import format_bytes
+from sluiceway.config.engines.zo import STREAMED
+from sluiceway.config.schema import PYDOC, Config, check_available
+from sluiceway.engines.plan import EnginePlan
+from sluiceway.machine.finding import first_line
+from sluiceway.machine.placement import DTYPES, choose_placement
+from sluiceway.model.folder import check_model_folder, context_of
+from sluiceway.model.skeleton import build_skeleton
+from sluiceway.model.speeds import measure_speeds
+from sluiceway.run.planning import Prediction
+from sluiceway.run.target_machine import TargetMachine
+
+_LONGEST = 2048  # Tokens of a sequence, if the model's context is longer.
+_STORED = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}  # Type in which we train.
+_NATIVE_BYTES = 16  # A parameter's weight, gradient and moments in fp32.
+_LOGIT_BYTES = 12  # In the model's type, in fp32, and their gradients.
+_LOGITS = 1 / 8  # Share of the device above which the loss is computed in slices.
+_KEPT_TENSORS = 8  # Of the size of a block's input.
+_WORTH = 0.95  # A later way of an engine has to take less than this share of an earlier one's time.
+
+Changes = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train the model on the machine, with its plan.
+
+    Attributes
+    ----------
+    name : str
+        Kind of the engine, and the format of weights or states if that is not fp32.
+    gives_up : str
+        What the engine does not have of AdamW.
+    tiers, links : dict
+        Peak bytes by tier, and bytes of a step by link.
+    written : float
+        Bytes written to the drive in a step, with those between steps.
+    short : str
+        The tier that is too small, and what the way needs there; empty if the way fits.
+    """
+
+    name: str
+    gives_up: str
+    config: Config
+    tiers: dict[str, int]
+    links: dict[str, int]
+    written: float
+    seconds: float
+    short: str
+
+
+@dataclass
+class Choices:
+    """The way of each engine. Those that fit come first, the fastest of them at the top.
+
+    Of those that fit `zo` comes last, since its steps gain little.
+
+    Attributes
+    ----------
+    tokens : int
+        Of a step.
+    impossible : dict
+        Reasons by name for engines that cannot fit whatever their options are.
+    """
+
+    parameters: int = 0
+    tokens: int = 0
+    sequence_length: int = 0
+    ways: list[Way] = field(default_factory=list)
+    impossible: dict[str, str] = field(default_factory=dict)
+
+
+def find_choices(
+    model: str, machine: TargetMachine, tokens: int, note: Callable[[str], None] = print
+) -> Choices:
+    """Plan every engine with its sensible options.
+
+    Parameters
+    ----------
+    model : str
+        A folder with a config.json.
+    tokens : int
+        Tokens of a step, rounded to whole sequences.
+    note : callable
+        Called with the name of each engine before it is planned, which takes seconds.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument, sluiceway.errors.IoError
+        The folder has no model that transformers can build.
+    """
+    search = _Search(model, machine, tokens)
+    found = Choices(search.parameters, search.count * search.length, search.length)
+    for engine in (search.native, search.offload, search.subspace, search.zo):
+        note(engine.__name__)
+        search.error = ""
+        ways: dict[str, list[Way]] = {}
+        reasons = {}
+        for group in engine():
+            if group.least_bytes > machine.device_bytes:
+                reasons[group.name] = (
+                    f"device: weights{group.least_of or ' and inputs of blocks'} take at least "
+                    f"{format_bytes(group.least_bytes)}, "
+                    f"{format_bytes(machine.device_bytes)} are left"
+                )
+                continue
+            for way in search.planned(group):
+                ways.setdefault(way.name, []).append(way)
+            if ways and all(_fits(of_name) for of_name in ways.values()):
+                break  # Later groups take less memory and more time.
+        found.ways += [_fastest(of_name) for of_name in ways.values()]
+        planned = {name.partition(",")[0] for name in ways}
+        if not ways and search.error:
+            reasons[engine.__name__] = search.error
+        found.impossible |= {k: v for k, v in reasons.items() if k not in planned}
+    found.ways.sort(key=lambda way: (bool(way.short), way.name == "zo", way.seconds))
+    return found
+
+
+def _fits(ways: list[Way]) -> bool:
+    return any(not way.short for way in ways)
+
+
+def _fastest(ways: list[Way]) -> Way:
+    """Return the fastest way that fits, or else the one that takes least of the device."""
+    fitting = [way for way in ways if not way.short]
+    if not fitting:
+        return min(ways, key=lambda way: way.tiers["device"])
+    best, *others = fitting
+    for way in others:
+        if way.seconds < _WORTH * best.seconds:
+            best = way
+    return best
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Configs of one engine that compute the same, and differ in where bytes are.
+
+    Attributes
+    ----------
+    least_bytes : int
+        Bytes that all of them need on the device.
+    shared : dict
+        Keys and values for sections of the config.
+    variants : list of dict
+        Further keys and values for the section `engine`.
+    """
+
+    name: str
+    engine: dict[str, Any]
+    shared: Changes
+    variants: list[dict[str, Any]]
+    least_bytes: int = 0
+    least_of: str = ""
+
+
+class _Search:
+    """The ways to train one model on one machine."""
+
+    def __init__(self, model: str, machine: TargetMachine, tokens: int) -> None:
+        self._model, self._machine = model, machine
+        shape = check_model_folder(model, weights=False)
+        context = context_of(shape) or _LONGEST
+        self.length = max(2, min(_LONGEST, context, tokens))
+        self.count = max(1, round(tokens / self.length))
+        stored = str(shape.get("dtype") or shape.get("torch_dtype")).removeprefix("torch.")
+        self._dtype = _STORED.get(stored, "fp32")
+        with torch.device("meta"):
+            skeleton = build_skeleton(model, DTYPES[self._dtype])
+        self.parameters = sum(p.numel() for p in skeleton.parameters())
+        self._weight_bytes = sum(p.nbytes for p in skeleton.parameters())
+        text = skeleton.config.get_text_config()
+        width, layers = (getattr(text, k, 0) for k in ("hidden_size", "num_hidden_layers"))
+        element = 2 if machine.device != "host" else DTYPES[self._dtype].itemsize
+        self._input_bytes = element * self.length * width * layers  # Of one sequence.
+        self._vocabulary = skeleton.get_input_embeddings().num_embeddings
+        self._on_card = machine.device != "host"
+        self._speeds: dict[str, dict[str, Any]] = {}
+        self.error = ""  # Of the last way that could not be planned.
+
+    # ---- Options of each engine, those that need the most memory and the least time first ----
+
+    def native(self) -> Iterator[_Group]:
+        """AdamW of torch."""
+        least, least_of = _NATIVE_BYTES * self.parameters, ", gradients and moments"
+        for dtype, least_bytes in (("fp32", least), ("bf16", least // 2)):
+            if dtype in ("fp32", self._dtype):
+                for checkpointing in (False, True):
+                    computing = self._computing(1, checkpointing, dtype)
+                    engine = {"kind": "native"}
+                    kept = self._kept_bytes(1, checkpointing)
+                    yield _Group("native", engine, computing, [{}], least_bytes + kept, least_of)
+
+    def offload(self) -> Iterator[_Group]:
+        """AdamW with its states elsewhere, with resident and with streamed weights."""
+        engine, least = {"kind": "offload"}, self._weight_bytes
+        for checkpointing in (False, True):  # All sequences at once: gradients cross once.
+            computing = self._computing(self.count, checkpointing)
+            kept = self._kept_bytes(self.count, checkpointing)
+            yield _Group("offload", engine, computing, self._states(["device"]), least + kept)
+        blockwise = self._computing(1, checkpointing=False)
+        engine |= {"order": "block"} if self.count > 1 else {}
+        yield _Group("offload", engine, blockwise, self._states(["host", "disk"]), least)
+        engine |= {"weights": "streamed"}
+        yield _Group("offload", engine, blockwise, self._states(["device", "host", "disk"]))
+
+    def subspace(self) -> Iterator[_Group]:
+        """The residual, or cores."""
+        engine, least = {"kind": "subspace"}, self._weight_bytes
+        for rows, checkpointing in ((self.count, False), (self.count, True), (1, True)):
+            kept = self._kept_bytes(rows, checkpointing)
+            computing = self._computing(rows, checkpointing)
+            yield _Group("subspace", engine, computing, [{}], least + kept)
+        away = engine | {"activations": "host"}
+        yield _Group("subspace", away, self._computing(self.count, True), [{}], least)
+
+    def zo(self) -> Iterator[_Group]:
+        """Losses alone."""
+        for tier in ("device", *STREAMED):
+            if tier != "disk" or self._machine.disk_bytes:
+                least = self._weight_bytes if tier == "device" else 0
+                engine = {"kind": "zo", "tier": tier}
+                yield _Group("zo", engine, self._computing(1, checkpointing=False), [{}], least)
+
+    def _computing(self, rows: int, checkpointing: bool, dtype: str | None = None) -> Changes:
+        """Changes of the config for so many sequences in a micro-batch."""
+        return {
+            "model": {"checkpointing": checkpointing, "dtype": dtype or self._dtype},
+            "train": {"micro_batch": rows, "accumulate": self.count // rows},
+        }
+
+    def _kept_bytes(self, rows: int, checkpointing: bool) -> int:
+        """Bytes that blocks keep for their backward, at least: one input, or eight such tensors.
+
+        Each of a block's linear layers and norms keeps an input of its own.
+        """
+        return (1 if checkpointing else _KEPT_TENSORS) * rows * self._input_bytes
+
+    def _states(self, activations: list[str]) -> list[dict[str, Any]]:
+        """Formats and places of AdamW's states, with places of blocks' inputs."""
+        tiers = ["host", *(["disk", "auto"] if self._machine.disk_bytes else [])]
+        return [
+            {"state_codec": codec, "tier": tier, "activations": place}
+            for codec in ("fp32", "8bit")
+            for tier in tiers
+            for place in activations
+            if place != "disk" or tier != "host"
+        ]
+
+    # ---- Plans ----
+
+    def planned(self, group: _Group) -> Iterator[Way]:
+        """Plan a group."""
+        like = None
+        for variant in group.variants:
+            try:
+                config = self._config(group, variant)
+                like = found = Prediction(config, self._rates(config), like)
+                if variant.get("tier") == "auto":  # Memory beside what is page-locked has states.
+                    pinned = found.plan.tiers(found.rehearsal)["pinned"]
+                    room = max(0, self._machine.host_bytes - pinned)
+                    config = self._config(group, variant, room)
+                    found = Prediction(config, self._rates(config), like)
+            except Exception as error:  # Whatever a model raises that is called in this way.
+                self.error = first_line(error)
+                continue
+            yield self._way(found)
+
+    def _config(
+        self, group: _Group, variant: dict[str, Any], host_bytes: int | None = None
+    ) -> Config:
+        machine, train = self._machine, dict(group.shared["train"])
+        engine = group.engine | variant
+        if engine["kind"] != "zo":
+            rows = self.count if engine.get("order") == "block" else train["micro_batch"]
+            logits = _LOGIT_BYTES * rows * self.length * self._vocabulary
+            train["loss"] = "sliced" if logits > _LOGITS * machine.device_bytes else "whole"
+        config = Config.model_validate(
+            {
+                "model": {
+                    "path": self._model,
+                    "autocast": "bf16" if self._on_card else None,
+                    **group.shared["model"],
+                },
+                "data": {"train": [PYDOC], "sequence_length": self.length},
+                "train": train,
+                "engine": engine,
+                "device": {"name": machine.device},
+                "budget": {
+                    "device": machine.device_bytes,
+                    "host": machine.host_bytes if host_bytes is None else host_bytes,
+                    "pinned": machine.host_bytes,
+                },
+            }
+        )
+        check_available(config)
+        return config
+
+    def _rates(self, config: Config) -> dict[str, Any]:
+        """Return the machine's rates; those that it does not have are measured here, once a dtype.
+
+        The drive's rate is measured in the machine's folder.
+        """
+        machine, dtype = self._machine, config.model.dtype
+        rates = machine.rates
+        if machine.is_here or machine.folder is not None:
+            rates = self._measured(config, dtype) | rates
+        if getattr(config.engine, "tier", None) in ("disk", "auto"):
+            return rates
+        return {key: value for key, value in rates.items() if not key.startswith("disk")}
+
+    def _measured(self, config: Config, dtype: str) -> dict[str, Any]:
+        machine = self._machine
+        if dtype not in self._speeds:
+            engine = {"kind": "offload", "tier": "disk"}
+            rates = {k: v for k, v in machine.rates.items() if k in _DEVICE_RATES}
+            tree = config.resolved() | {"engine": engine, "store": {"path": str(machine.folder)}}
+            tree["device"] |= rates
+            asked = Config.model_validate(tree)
+            self._speeds[dtype] = measure_speeds(
+                asked,
+                choose_placement(asked, of_plan=True),
+                lambda layers: build_skeleton(self._model, DTYPES[dtype], layers),
+                disk=machine.folder is not None,
+            )
+        return self._speeds[dtype]
+
+    def _way(self, found: Prediction) -> Way:
+        plan: EnginePlan = found.plan
+        tiers, links = plan.tiers(found.rehearsal), plan.links()
+        seconds = plan.seconds(found.rehearsal, found.speeds)
+        name, gives_up = _described(found.config)
+        written = links.get("disk_written", 0) + plan.written_between_steps()
+        short = self._short(tiers)
+        return Way(name, gives_up, found.config, tiers, links, written, seconds, short)
+
+    def _short(self, tiers: dict[str, int]) -> str:
+        machine = self._machine
+        needs = {
+            "device": (tiers["device"], machine.device_bytes),
+            "host memory": (tiers["host"] + tiers["pinned"], machine.host_bytes),
+            "disk": (tiers.get("disk", 0), machine.disk_bytes),
+        }
+        return "; ".join(
+            f"{tier}: takes {format_bytes(needed)}, {format_bytes(limit)} are left"
+            for tier, (needed, limit) in needs.items()
+            if needed > limit
+        )
+
+
+_DEVICE_RATES = ("tflops", "memory_gbps", "host_gbps", "disk_gbps")
+
+
+def _described(config: Config) -> tuple[str, str]:
+    """Return a name for the config's engine, and what the engine gives up of AdamW."""
+    engine, dtype = config.engine, config.model.dtype
+    if engine.kind == "native":
+        if dtype == "fp32":
+            return "native", "nothing"
+        return f"native, {dtype}", f"small updates: weights and moments are rounded to {dtype}"
+    if engine.kind == "offload":
+        if engine.state_codec == "fp32":
+            return "offload", "nothing"
+        return f"offload, {engine.state_codec}", "moments of 32 bits: they have 8, masters have 24"
+    if engine.kind == "subspace":
+        return "subspace", "moments; embeddings and head stay frozen"
+    return "zo", "most of a step's gain: two losses give one number"

@@ -1,0 +1,182 @@
+"""The machine that a plan is for: this one, or another one by its card, memory and drive."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluiceway.base.sizes import format_bytes
+from sluiceway.errors import IoError
+from sluiceway.machine.catalogue import Card, Drive, card_of, card_with, drive_names, drive_of
+from sluiceway.optim.common.tier_limits import device_limit
+
+_CONTEXT_BYTES = 1 << 30  # Of a card for CUDA's context, 0.83 GiB on an H200, and a screen.
+_SYSTEM_BYTES = 5 << 30  # Of memory for the system, and for a process that has loaded torch.
+_MEMORY_ELSEWHERE = 32 << 30
+_DRIVE_ELSEWHERE = "gen4"
+NO_DISK = "none"
+
+
+@dataclass(frozen=True)
+class TargetMachine:
+    """A machine, with the bytes that a run may take of each tier.
+
+    Attributes
+    ----------
+    device : str
+        The name for `device.name` of a config that is planned: host, or cuda:0.
+    device_bytes, host_bytes, disk_bytes : int
+        What a run may take; host_bytes includes page-locked memory. No disk has 0 bytes.
+    drive_bytes : int
+        Size of the drive, by which its rated writes go.
+    folder : Path or None
+        A folder on the disk, if that is here.
+    rates : dict
+        What plans assume of it, by the names of `model.speeds`; others are measured here.
+    lines : list of str
+        Descriptions for people, with what was assumed.
+    """
+
+    device: str
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+    drive_bytes: int
+    folder: Path | None
+    rates: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def is_here(self) -> bool:
+        """True if the rates of device and host are measured here."""
+        return "tflops" not in self.rates
+
+
+def target_machine(
+    card: str | None, device: int | None, ram: int | None, disk: str | None
+) -> TargetMachine:
+    """Describe a machine.
+
+    Parameters
+    ----------
+    card : str or None
+        Name in the catalogue; None with `device`: the card of a desktop with this much memory;
+        None without it: the device of this machine.
+    device, ram : int or None
+        Bytes of the device's memory and of the host's; None: those of the card, and of this machine
+        or 32 GiB of another one.
+    disk : str or None
+        A folder here, a drive of the catalogue, or none; None: the working directory here, or a
+        drive of PCIe 4 of another machine.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument, sluiceway.errors.IoError
+        The catalogue has no such card; the disk is neither a folder nor a drive of it.
+    """
+    if card is None and device is None:
+        return _this_machine(ram, disk)
+    found = card_with(device or 0) if card is None else card_of(card)
+    return _other_machine(found, device, ram, disk, named=card is not None)
+
+
+def _this_machine(ram: int | None, disk: str | None) -> TargetMachine:
+    import torch
+
+    from sluiceway.machine.placement import auto_device
+
+    name = auto_device()
+    memory = ram or _memory_here()
+    host = _left_of(memory)
+    if name == "host":
+        device, host = host // 2, host - host // 2
+        first = f"this machine's processor, with {format_bytes(memory)} of memory"
+        first += ", half of what is left for each of device and host"
+    else:
+        device = torch.cuda.get_device_properties(0).total_memory
+        first = f"{torch.cuda.get_device_name(0)}, {format_bytes(device)}, and "
+        first += f"{format_bytes(memory)} of memory"
+        device = min(device - _CONTEXT_BYTES, device_limit(None))
+    room, size, folder, rates, second = _disk(disk or ".")
+    lines = [f"machine: {first}; {second}", _left_line(device, host)]
+    return TargetMachine(name, device, host, room, size, folder, rates, lines)
+
+
+def _other_machine(
+    card: Card, device: int | None, ram: int | None, disk: str | None, named: bool
+) -> TargetMachine:
+    total = device or card.memory_bytes
+    memory = ram or _MEMORY_ELSEWHERE
+    room, size, folder, drive_rates, second = _disk(disk or _DRIVE_ELSEWHERE)
+    rates = {
+        "tflops": card.tflops,
+        "tflops_from": f"half of the peak of {card.name}",
+        "memory_gbps": card.memory_gbps,
+        "host_gbps": card.host_gbps,
+        "host_gbps_from": "assumed",
+        "d2h_gbps": card.link_gbps,
+        "h2d_gbps": card.link_gbps,
+        "link_gbps_from": "assumed",
+        **drive_rates,
+    }
+    like = card.name if named else f"a card of {format_bytes(total)}, as fast as {card.name}"
+    assumed = "" if ram else " (assumed; --ram says how much)"
+    usable, host = total - min(_CONTEXT_BYTES, total // 2), _left_of(memory)
+    lines = [
+        f"machine: {like}, {format_bytes(total)}, and {format_bytes(memory)} of memory{assumed}; "
+        f"{second}{'' if disk else ' (assumed; --disk says which)'}",
+        _left_line(usable, host),
+    ]
+    return TargetMachine("cuda:0", usable, host, room, size, folder, rates, lines)
+
+
+def _disk(text: str) -> tuple[int, int, Path | None, dict[str, Any], str]:
+    """Describe a disk.
+
+    Returns
+    -------
+    tuple
+        Its room and size in bytes, its folder if it is here, its rates if assumed, and its name.
+    """
+    if text == NO_DISK:
+        return 0, 0, None, {}, "no drive"
+    if (drive := drive_of(text)) is not None:
+        size = drive.room_bytes
+        name = f"a drive {drive.name} of {size / 1e12:.3g} TB"
+        return size, size, None, _rates_of(drive), name
+    folder = Path(text).absolute()
+    if not folder.is_dir():
+        raise IoError(
+            f"--disk: {text} is no folder; give a folder on the drive, one of "
+            f"{', '.join(drive_names())} for a drive elsewhere, with its size as in gen4:2TB, or "
+            f"{NO_DISK}",
+            errno.ENOENT,
+            str(folder),
+        )
+    found = shutil.disk_usage(folder)
+    name = f"the drive of {folder}, {format_bytes(found.free)} free"
+    return found.free, found.total, folder, {}, name
+
+
+def _rates_of(drive: Drive) -> dict[str, Any]:
+    return {"disk_gbps": drive.gbps, "disk_gbps_from": f"assumed of a drive {drive.name}"}
+
+
+def _memory_here() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _left_of(memory: int) -> int:
+    """Bytes of memory that a run may take beside the system and its own process."""
+    return max(memory - _SYSTEM_BYTES, memory // 2)
+
+
+def _left_line(device: int, host: int) -> str:
+    return (
+        f"for the run: {format_bytes(device)} of the device and {format_bytes(host)} of host "
+        "memory; the rest is for the system, torch and CUDA"
+    )

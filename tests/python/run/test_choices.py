@@ -1,0 +1,213 @@
+"""The plan that chooses: every engine's fastest way on a machine, as memory runs out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.machine.catalogue import card_of, card_with, drive_of
+from sluiceway.run.choices import find_choices
+from sluiceway.run.target_machine import TargetMachine, target_machine
+from transformers import LlamaConfig
+
+TOKENS = 512
+GIB = 1 << 30
+RATES = {
+    "tflops": 10.0, "tflops_from": "a test", "memory_gbps": 200.0, "host_gbps": 40.0,
+    "host_gbps_from": "a test", "d2h_gbps": 12.0, "h2d_gbps": 12.0, "link_gbps_from": "a test",
+    "disk_gbps": 3.0, "disk_gbps_from": "a test",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory) -> Path:
+    """A folder with nothing but the config.json of a Llama of 207 M parameters."""
+    folder = tmp_path_factory.mktemp("shape") / "llama"
+    LlamaConfig(
+        vocab_size=512, hidden_size=1024, intermediate_size=2816, num_hidden_layers=16,
+        num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=128,
+        dtype="bfloat16",
+    ).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def size(shape) -> int:
+    """Number of parameters."""
+    return find_choices(str(shape), machine(1, 1, 0), TOKENS, lambda name: None).parameters
+
+
+def machine(device: int, host: int = 4 * GIB, disk: int = 4 * GIB) -> TargetMachine:
+    return TargetMachine("cuda:0", device, host, disk, disk, None, RATES, ["a test"])
+
+
+def ways(shape: Path, *bytes_: int) -> dict:
+    found = find_choices(str(shape), machine(*bytes_), TOKENS, lambda name: None)
+    assert found.tokens == TOKENS
+    return {way.name: way for way in found.ways if not way.short}
+
+
+def test_a_large_device_trains_with_all_engines_and_the_fastest_is_first(shape):
+    found = ways(shape, 4 * GIB)
+    assert set(found) == {"native", "offload", "offload, 8bit", "subspace", "zo"}
+    *others, last = found.values()
+    assert last.name == "zo"
+    assert [way.seconds for way in others] == sorted(way.seconds for way in others)
+    assert found["offload"].config.engine.weights == "resident"
+    assert not found["native"].config.model.checkpointing
+
+
+def test_where_fp32_has_no_room_native_gives_up_small_updates(shape, size):
+    found = ways(shape, 12 * size)
+    assert "native" not in found
+    assert "small updates" in found["native, bf16"].gives_up
+
+
+def test_each_way_keeps_to_the_machine_and_streams_weights_that_do_not_fit(shape, size):
+    """Not all of the weights' bytes are left, so weights have to come and go."""
+    device = 2 * size - (1 << 20)
+    found = ways(shape, device)
+    assert set(found) == {"offload", "offload, 8bit", "zo"}
+    assert found["offload"].config.engine.weights == "streamed"
+    assert found["zo"].config.engine.tier == "host"
+    for way in found.values():
+        assert way.tiers["device"] <= device
+        assert way.tiers["host"] + way.tiers["pinned"] <= 4 * GIB
+
+
+def test_little_memory_puts_states_on_the_drive_as_well(shape, size):
+    """States of fp32 take 12 bytes a parameter, a gradient that waits 2."""
+    memory = (64 << 20) + 8 * size
+    found = ways(shape, 4 * GIB, memory)["offload"]
+    assert found.config.engine.tier == "auto"
+    assert found.tiers["disk"] > 0
+    assert found.tiers["host"] + found.tiers["pinned"] <= memory
+
+
+def test_a_machine_that_is_too_small_fits_nothing_and_says_what_is_missing(shape):
+    none = find_choices(str(shape), machine(1 << 20, 1 << 20, 0), TOKENS, lambda name: None)
+    assert "device" in none.impossible["native"]
+    for way in none.ways:
+        assert "takes" in way.short
+        assert getattr(way.config.engine, "tier", None) not in ("disk", "auto")
+
+
+def test_cards_are_found_by_names_as_people_write_them():
+    assert card_of("RTX 4090") is card_of("nvidia geforce rtx-4090") is card_of("rtx4090")
+    assert card_of("rtx4060 laptop").memory_bytes == 8 * GIB
+    with pytest.raises(InvalidArgument, match=r"rtx4091.*rtx4090"):
+        card_of("rtx4091")
+
+
+@pytest.mark.parametrize(
+    ("memory", "name"),
+    [(1, "rtx3070"), (8 * GIB, "rtx4060"), (9 * GIB, "rtx3080"), (24 * GIB, "rtx3090")],
+)
+def test_a_size_stands_for_a_card_that_has_it(memory, name):
+    found = card_with(memory)
+    assert found.memory_bytes >= memory
+    assert found.memory_bytes == card_of(name).memory_bytes
+
+
+def test_drives_have_a_size_and_other_texts_are_folders():
+    assert drive_of("gen4:2TB").room_bytes == 2 * 10**12
+    assert drive_of("sata").gbps < drive_of("gen5").gbps
+    assert drive_of("/mnt") is None
+    with pytest.raises(InvalidArgument, match="size"):
+        drive_of("gen4:large")
+
+
+def test_another_machine_is_never_timed_here(monkeypatch, tmp_path):
+    monkeypatch.setattr("sluiceway.run.choices.measure_speeds", None)
+    other = target_machine("rtx4090", None, 64 * GIB, None)
+    assert not other.is_here
+    assert other.device_bytes == 23 * GIB
+    assert other.host_bytes == 59 * GIB
+    assert "assumed" in other.lines[0]
+    with pytest.raises(IoError, match="gen4:2TB"):
+        target_machine("rtx4090", None, None, str(tmp_path / "absent"))
+
+
+def test_plan_of_a_model_prints_figures_and_writes_a_config_that_trains(
+    sluiceway, small_model, prose, tmp_path
+):
+    """The written config's own plan and its run have the bytes of the table."""
+    config = tmp_path / "run.yaml"
+    done = sluiceway(
+        "plan", small_model, "--tokens", 64, "--data", prose, "--write", config, "--disk", tmp_path,
+        "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    best = found["ways"][0]
+    assert best["fits"]
+    assert best["tokens_per_second"] == pytest.approx(64 / best["seconds_per_step"])
+    assert best["name"] in done.err
+    plan = sluiceway("plan", config, "--json", cwd=tmp_path)
+    assert plan.code == 0, plan.err
+    assert json.loads(plan.out)["peak_bytes"]["device"] == best["peak_bytes"]["device"]
+    run = sluiceway(
+        "train", config, "--out", tmp_path / "out", "--set", "train.steps=2",
+        "--set", "train.warmup_steps=0", cwd=tmp_path,
+    )  # fmt: skip
+    assert run.code == 0, run.err
+    peak = json.loads((tmp_path / "out/summary.json").read_text())["peak_bytes"]
+    assert peak["device"] == pytest.approx(best["peak_bytes"]["device"], rel=0.05)
+
+
+def test_the_table_says_what_each_engine_gives_up(sluiceway, shape):
+    done = sluiceway("plan", shape, "--card", "rtx4060", "--ram", "16GiB", "--tokens", TOKENS)
+    assert done.code == 0, done.err
+    assert "modelled, nothing was timed" in done.out
+    assert "two losses give one number" in done.out
+    assert done.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--device", "1MiB", "--ram", "64MiB", "--disk", "none"], 3, "nothing fits"),
+        (["--card", "rtx9999"], 2, "--card is 'rtx9999'"),
+        (["--device", "much"], 2, "size"),
+        (["--disk", "/no/folder"], 2, "/no/folder"),
+        (["--set", "train.lr=1"], 2, "--set does not go with a model"),
+    ],
+)
+def test_wrong_machines_are_one_clear_error(sluiceway, shape, arguments, code, said):
+    done = sluiceway("plan", shape, "--tokens", 64, *arguments)
+    assert done.code == code, done.err
+    assert said in done.err
+    assert done.err.count("\n") <= 2
+
+
+def test_a_config_takes_no_machine(sluiceway, tiny_model, write_config):
+    done = sluiceway("plan", write_config(tiny_model), "--card", "rtx4090")
+    assert done.code == 2
+    assert "--card does not go with a config" in done.err
+
+
+def test_a_file_that_exists_is_not_replaced(sluiceway, shape, tmp_path):
+    there = tmp_path / "run.yaml"
+    there.write_text("mine")
+    for command in (["plan", shape, "--write", there], ["init", there]):
+        done = sluiceway(*command)
+        assert done.code == 2
+        assert "exists" in done.err
+    assert there.read_text() == "mine"
+
+
+def test_init_asks_and_writes(tiny_model, prose, tmp_path, python_m_sluiceway):
+    answers = f"{tiny_model}\n{prose}\nrtx4060\n16GiB\nnone\n64\n"
+    done = python_m_sluiceway("init", "mine.yaml", cwd=tmp_path, input=answers)
+    assert done.code == 0, done.err
+    written = (tmp_path / "mine.yaml").read_text()
+    assert str(prose) in written
+    assert "rtx4060" in written
+    wrong = python_m_sluiceway("init", "other.yaml", cwd=tmp_path, input="/no/model\n")
+    assert wrong.code == 2
+    assert "/no/model" in wrong.err
+    assert not (tmp_path / "other.yaml").exists()
+    ended = python_m_sluiceway("init", "other.yaml", cwd=tmp_path, input="")
+    assert ended.code == 130
