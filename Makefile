@@ -46,7 +46,7 @@ help:
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
-	@echo 'make stubs    rewrite _core.pyi and codec_names.py, the types and codecs of the compiled module'
+	@echo 'make stubs    rewrite _core.pyi and codec_names.py, of the compiled module, and docs/configuration.md'
 	@echo 'make wheel    dist/*.whl, for cards and for machines without: installs beside torch, without a compiler'
 	@echo 'make clean    remove build/ and dist/ (packages and .venv stay)'
 
@@ -169,6 +169,7 @@ test:
 # Types of the compiled module, from its docstrings; a test fails where they are not what this writes.
 stubs: $(STAMPS)/install
 	$(PY) .ci/stubs.py python
+	$(PY) .ci/configuration.py > docs/configuration.md
 
 # Debian has no static libhwy, so the wheel takes the shared one along; libtorch and the libraries
 # of CUDA that torch loads are the user's.
@@ -220,7 +221,8 @@ check-simt: $(STAMPS)/packages $(STAMPS)/requirements
 	  SLUICEWAY_SIMT_SEED=$$seed ctest --preset simt -j $(JOBS) || exit 1; done
 	@$(passed)
 
-# Libraries that take long to import or to compile; `make test` has the others. Prints README's table.
+# Libraries that take long to import or to compile; `make test` has the others. Prints the table of
+# docs/compatibility.md.
 check-compat: $(STAMPS)/install $(STAMPS)/check-requirements
 	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/$@.xml
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -o python_files='check_*.py' \

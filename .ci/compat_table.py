@@ -1,4 +1,4 @@
-"""Print README's table of libraries: `.ci/compat_table.py RESULTS`.
+"""Print the table of libraries in docs/compatibility.md: `.ci/compat_table.py RESULTS`.
 
 Each case of tests/python/compat records the name of its row, and the difference between our update
 of the weights and that of torch's AdamW. A row shows the worst of its cases.

@@ -223,6 +223,6 @@ def config_text(way: Way, machine: TargetMachine, data: str | None, tokens: int)
         *machine.lines,
     ]
     if data is None:
-        head.append("Set data.train to your files. README.md, Your data, has their formats.")
+        head.append("Set data.train to your files; docs/guide.md, section 4, has their formats.")
     shown = yaml.safe_dump(_tree(way, machine, data), sort_keys=False, default_flow_style=None)
     return "".join(f"# {line}\n" for line in head) + "\n" + shown

@@ -124,10 +124,11 @@ def _plan(
     write: o.NewConfig = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Predict memory, traffic and step time of a run, or find out which engine fits a machine.
+    """Plan a run, or find the engine that fits a model and a machine.
 
-    For a CONFIG it plans that run. It reads only the config.json of the model, and trains nothing
-    but with --measure. If a budget of the config is too small, the exit code is 3.
+    For a CONFIG it predicts memory, traffic and step time of that run. It reads only the
+    config.json of the model, and trains nothing but with --measure. If a budget of the config is
+    too small, the exit code is 3.
 
     For a MODEL it plans every engine on this machine, or on the one that --card, --device, --ram
     and --disk describe. It prints each engine's fastest way that fits, and --write makes a config
@@ -154,7 +155,7 @@ def _plan(
 
 @_command(app, "init")
 def _init(config: o.ConfigToMake = Path("run.yaml")) -> None:
-    """Ask for model, data and machine, and write the config of the engine that fits best."""
+    """Ask for model, data and machine, and write a config that fits."""
     from sluiceway.commands.init import init
 
     init(config)
@@ -182,6 +183,25 @@ def _eval(
     print(json_text(figures) if as_json else describe(figures))
 
 
+@_command(app, "chat")
+def _chat(
+    folder: o.RunOrModel,
+    prompt: o.Prompt = None,
+    system: o.SystemText = None,
+    tokens: o.AnswerTokens = 256,
+    temperature: o.Temperature = 0.0,
+    seed: o.ChatSeed = 0,
+) -> None:
+    """Talk with a run's last save, or with a model.
+
+    It reads questions line by line; an empty line ends. Without a chat template the model goes on
+    with each text.
+    """
+    from sluiceway.commands.chat import Asked, chat
+
+    chat(folder, Asked(prompt, system, tokens, temperature, seed))
+
+
 @_command(app, "export")
 def _export(
     folder: o.RunPath,
@@ -202,7 +222,10 @@ def _export(
 
     with Interrupt():
         done = export(folder, to, dtype, force, step)
-    said = f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}"
+    said = (
+        f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}\n"
+        f"for llama.cpp: python convert_hf_to_gguf.py {to} --outfile {to}.gguf"
+    )
     print(json_text(done) if as_json else said)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sluiceway.engines.engine import Engine
     from sluiceway.engines.weights import CopiedWeights
 
+CARD = "README.md"
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -63,16 +64,36 @@ def export(
     engine = engine_of(save.config.engine.in_folder(save.config, run))
     with _weights(engine, save, step) as weights, replace_folder(to) as folder:
         _copy_side_files(save.folder, folder, dtype)
+        written = save.step if step is None else step
+        (folder / CARD).write_text(_card(save, written), encoding="utf-8")
         with meter("export", weights.size, in_bytes=True) as advance:
             weights.copy(folder, dtype, advance)
         save.check_unchanged()
         count = sum(path.stat().st_size for path in folder.iterdir())
     return {
         "folder": str(to),
-        "step": save.step if step is None else step,
+        "step": written,
         "bytes": count,
         "dtype": dtype,
     }
+
+
+def _card(save: LastSave, step: int) -> str:
+    """Return the model card: what the model was made from, and how."""
+    config, position = save.config, save.position
+    base, train = Path(config.model.path).name, config.train
+    losses = [position.first_eval_loss, position.last_eval_loss]
+    lines = [
+        "---", "library_name: transformers", "tags: [sluiceway]", "---", "",
+        f"# {base}, fine-tuned", "", f"- Base model: {base}",
+        f"- Data: {', '.join(Path(name).name for name in config.data.train)}",
+        f"- Steps: {step}, of at most {config.tokens_per_step:,} tokens",
+        f"- Engine: `{config.engine.kind}`, learning rate {train.lr:g}, {train.schedule}",
+    ]  # fmt: skip
+    if step == save.step and None not in losses:
+        before, after = losses
+        lines.append(f"- Held-out loss: {before:.4f} before, {after:.4f} after, nats per token")
+    return "\n".join([*lines, "", "Trained with Sluiceway.", ""])
 
 
 def _weights(

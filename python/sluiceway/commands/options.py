@@ -131,7 +131,9 @@ NewConfig = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="YAML file to write, with the best way's config."),
 ]
-ConfigToMake = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file to write.")]
+ConfigToMake = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="YAML file to write; it must not exist yet.")
+]
 
 # ---- resume ----
 
@@ -207,6 +209,24 @@ HeldAs = Annotated[
         help="Precision of the weights in memory. Default: as in the run; fp32 for a model.",
         show_default=False,
     ),
+]
+
+# ---- chat ----
+
+Prompt = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Answer this alone, and end."),
+]
+SystemText = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="Text of the system, if the chat template has a place."),
+]
+AnswerTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens of an answer.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="Spread of the draw; 0 takes the likeliest token each time.")
+]
+ChatSeed = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of the draws, if there are any.")
 ]
 
 # ---- export ----

@@ -204,7 +204,10 @@ def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
     if as_json:
         print(json_text(figures), flush=True)
     if over:
-        raise OutOfMemory(over)
+        raise OutOfMemory(
+            f"{over}\nsluiceway plan {config.model.path} lists what fits this machine; --device, "
+            "--ram and --disk describe another one"
+        )
 
 
 def plan_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:

@@ -29,12 +29,24 @@ def documentation(fields: Iterable[tuple[str, FieldInfo]]) -> str:
     return "\n".join(_entry(name, field) for name, field in fields if field.description)
 
 
+def shown_type(field: FieldInfo) -> str:
+    """Return an option's type in words."""
+    return _shown(_bare(field.annotation))
+
+
+def shown_default(field: FieldInfo) -> str:
+    """Return an option's default as code; empty if it has none."""
+    if field.is_required():
+        return ""
+    return _quoted(field.get_default(call_default_factory=True))
+
+
 def _entry(name: str, field: FieldInfo) -> str:
-    default = "" if field.is_required() else f", default {_quoted(field.default)}"
+    default = f", default {shown_default(field)}" if shown_default(field) else ""
     text = textwrap.fill(
         field.description, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4
     )
-    return f"{field.alias or name} : {_shown(_bare(field.annotation))}{default}\n{text}"
+    return f"{field.alias or name} : {shown_type(field)}{default}\n{text}"
 
 
 def _bare(kind: Any) -> Any:
@@ -56,7 +68,7 @@ def _shown(kind: Any) -> str:
     if origin is Callable:
         return "callable"
     if origin is not None:
-        return f"{origin.__name__.lower()} of {_shown(args[0])}"
+        return f"{origin.__name__.lower()} of {_shown(_bare(args[0]))}"
     return "None" if kind is type(None) else kind.__name__.removesuffix("Section")
 
 

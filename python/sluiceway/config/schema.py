@@ -27,6 +27,7 @@ from sluiceway.config.fields import (
     SmallCount,
     off_is_null,
 )
+from sluiceway.config.options import option
 from sluiceway.config.shared_options import NormMode, Order
 from sluiceway.config.values import Budget, Link, StoreOptions
 from sluiceway.errors import Unavailable
@@ -66,11 +67,18 @@ def _of_its_kind(value: Any) -> Any:
 
 
 class ModelSection(Section):
-    path: HomePath
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"  # How weights are stored.
-    # null computes in `dtype`; auto is bf16 where the machine is fast at it, else null.
-    autocast: Annotated[Literal["bf16", "fp16", "auto"] | None, BeforeValidator(off_is_null)] = None
-    checkpointing: bool = False
+    path: HomePath = option(..., "Folder of the model, as transformers writes it.")
+    dtype: Literal["fp32", "bf16", "fp16"] = option("fp32", "Type in which weights are stored.")
+    autocast: Annotated[Literal["bf16", "fp16", "auto"] | None, BeforeValidator(off_is_null)] = (
+        option(
+            None,
+            "Type of matrix products. null computes in `dtype`. auto is bf16 where the machine is "
+            "fast at it, else null.",
+        )
+    )
+    checkpointing: bool = option(
+        False, "Compute each block again in the backward, which then needs less memory."
+    )
 
     @model_validator(mode="after")
     def _scaler_needs_wide_gradients(self) -> ModelSection:
@@ -83,14 +91,31 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    train: Annotated[HomePaths, Field(min_length=1)]  # Files, folders, globs, or pydoc.
-    eval: HomePaths = Field(default_factory=list)
-    split: Annotated[float, Field(ge=0, lt=1)] = 0.0  # Share of data.train that is held out.
-    format: DataFormat = "auto"  # By each file's name and content; jsonl: arrays, too.
-    columns: dict[ColumnName, str] = Field(default_factory=dict)  # Column of the files by its use.
-    sequence_length: Annotated[Int, Field(ge=2)] = 256
-    packing: bool = True  # Documents are joined and cut; false: one document, one sequence.
-    overlong: Literal["refuse", "truncate", "drop"] = "refuse"  # Without packing.
+    train: Annotated[HomePaths, Field(min_length=1)] = option(
+        ..., "Files, folders and globs to train on; pydoc is the manual that Python brings."
+    )
+    eval: HomePaths = Field(
+        default_factory=list, description="The same, to measure the loss on; not with `split`."
+    )
+    split: Annotated[float, Field(ge=0, lt=1)] = option(
+        0.0, "Share of `train` that is held out to measure the loss on."
+    )
+    format: DataFormat = option(
+        "auto",
+        "Format of the files. auto goes by each file's name and content. jsonl includes arrays.",
+    )
+    columns: dict[ColumnName, str] = Field(
+        default_factory=dict, description="Names of the files' columns by their use."
+    )
+    sequence_length: Annotated[Int, Field(ge=2)] = option(
+        256, "Tokens of a sequence, at most the model's context."
+    )
+    packing: bool = option(
+        True, "Join documents and cut them into equal sequences. false: a document, a sequence."
+    )
+    overlong: Literal["refuse", "truncate", "drop"] = option(
+        "refuse", "What happens to documents longer than a sequence, without packing."
+    )
 
     @model_validator(mode="after")
     def _held_out_once(self) -> DataSection:
@@ -105,42 +130,74 @@ class DataSection(Section):
 
 
 class TrainSection(Section):
-    steps: Count = 200
-    micro_batch: Count = 4
-    accumulate: Count = 1
-    lr: NotNegative = 1e-4
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    warmup_steps: Natural = 0
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: NotNegative = 0.01
-    max_norm: Positive | None = 1.0
-    # sliced: logits of a slice of the vocabulary at a time, computed again in the backward.
-    loss: Literal["whole", "sliced"] = "whole"
-    seed: Natural = 0
-    eval_every: Natural = 0  # Steps; 0: before the first and after the last one only.
-    eval_sequences: Count | None = None  # At most this many; null: all.
-    save_every: Natural = 0  # Steps; 0: after the last one only.
-    max_skipped: Count = 10  # Skipped steps in a row after which the run stops.
+    steps: Count = option(200, "Steps of the optimizer.")
+    micro_batch: Count = option(4, "Sequences of one forward.")
+    accumulate: Count = option(1, "Micro-batches of a step.")
+    lr: NotNegative = option(1e-4, "Learning rate after the warmup.")
+    schedule: Literal["constant", "linear", "cosine"] = option(
+        "cosine", "Course of the learning rate after the warmup; linear and cosine end at 0."
+    )
+    warmup_steps: Natural = option(0, "Steps in which the learning rate rises from 0.")
+    betas: tuple[Beta, Beta] = option((0.9, 0.999), "Decay of AdamW's moments.")
+    eps: Positive = option(1e-8, "Number that AdamW adds to the root of the second moment.")
+    weight_decay: NotNegative = option(0.01, "Decay of the weights, times the learning rate.")
+    max_norm: Positive | None = option(
+        1.0, "Norm at which gradients are clipped together; null: they are not."
+    )
+    loss: Literal["whole", "sliced"] = option(
+        "whole",
+        "sliced computes logits for a slice of the vocabulary at a time, and again in the "
+        "backward, so that a large vocabulary needs little memory.",
+    )
+    seed: Natural = option(0, "Seed of the data's order, of dropout and of the engine.")
+    eval_every: Natural = option(
+        0, "Steps between two evaluations; 0: before the first step and after the last one."
+    )
+    eval_sequences: Count | None = option(
+        None, "Largest number of sequences of an evaluation; null: all."
+    )
+    save_every: Natural = option(0, "Steps between two saves; 0: after the last step alone.")
+    max_skipped: Count = option(
+        10, "Steps in a row that may be skipped for numbers that are not finite."
+    )
 
 
 class DeviceSection(Section):
-    # auto: the first GPU that torch and the compiled module can both use, else host.
-    name: Annotated[str, AfterValidator(_device_name)] = "auto"
-    link: Link | None = None  # null: not throttled.
-    threads: Count | None = None  # Of torch; null: what torch takes.
-    lane_threads: Literal["auto"] | SmallCount = "auto"  # That share AdamW on the host.
-    pin: bool = False  # Main thread on the first core, lanes on the second.
-    flush_denormals: bool = True  # Numbers below 2^-126 are 0; of the host device, native too.
-    tflops: Positive | None = None  # What plan assumes of matmuls; null: measured here.
-    memory_gbps: Positive | None = None  # Of the device's memory; null: measured where it is here.
-    host_gbps: Positive | None = None  # Of host memory; null: measured here.
-    disk_gbps: Positive | None = None  # Of the store, reads and writes together; null: measured.
+    name: Annotated[str, AfterValidator(_device_name)] = option(
+        "auto",
+        "host, cuda or cuda:N. auto is the first GPU that torch and the compiled module can both "
+        "use, else host.",
+    )
+    link: Link | None = option(None, "Throttle of the link; null: none.")
+    threads: Count | None = option(None, "Threads of torch; null: as many as torch takes.")
+    lane_threads: Literal["auto"] | SmallCount = option(
+        "auto", "Threads that share AdamW on the host."
+    )
+    pin: bool = option(False, "Keep the main thread on the first core and lanes on the second.")
+    flush_denormals: bool = option(
+        True, "On the host device numbers below 2^-126 are 0, with native AdamW, too."
+    )
+    tflops: Positive | None = option(
+        None, "What `plan` assumes of the device, in 1e12 operations a second; null: measured here."
+    )
+    memory_gbps: Positive | None = option(
+        None, "What it assumes of the device's memory, in GB/s; null: measured here."
+    )
+    host_gbps: Positive | None = option(
+        None, "What it assumes of host memory, in GB/s; null: measured here."
+    )
+    disk_gbps: Positive | None = option(
+        None, "What it assumes of all drives, reads and writes together; null: measured here."
+    )
 
 
 class ScheduleSection(Section):
-    order: Order = "edf"
-    norm: NormMode = "auto"
+    order: Order = option("edf", "Order in which weights use the lanes; the bits are the same.")
+    norm: NormMode = option(
+        "auto",
+        "exact: updates wait for the norm of the whole gradient. speculative: they begin with a "
+        "forecast. auto chooses by measured times. The bits are the same.",
+    )
 
 
 class Config(Section):
@@ -154,7 +211,9 @@ class Config(Section):
 
     model: ModelSection
     data: DataSection
-    compare: Literal["native"] | None = None  # Plain AdamW first, same data, same process.
+    compare: Literal["native"] | None = option(
+        None, "native trains with plain AdamW first, on the same data in the same process."
+    )
     train: TrainSection = TrainSection()
     engine: Annotated[SerializeAsAny[EngineSection], BeforeValidator(_of_its_kind)] = Field(
         default_factory=lambda: section_of(DEFAULT_KIND)()
@@ -163,7 +222,7 @@ class Config(Section):
     budget: Budget = Budget()
     store: StoreOptions = StoreOptions()
     schedule: ScheduleSection = ScheduleSection()
-    trace: bool = True  # Write trace.json.
+    trace: bool = option(True, "Write trace.json, the course of some steps.")
 
     @model_validator(mode="before")
     @classmethod

@@ -80,7 +80,7 @@ def check_row(
     error: float,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Leave the figure for README's table in the results, and hold it against the tolerance."""
+    """Leave the figure for the table of libraries, and hold it against the tolerance."""
     record_property("compat_row", row)
     record_property("compat_error", error)
     assert error <= tolerance

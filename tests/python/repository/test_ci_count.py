@@ -1,5 +1,5 @@
 """`.ci/run` ends with counts of what happened, `make test` with what took longest, and the slow
-libraries with README's table."""
+libraries with their table."""
 
 import subprocess
 import sys

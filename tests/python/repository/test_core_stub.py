@@ -1,4 +1,4 @@
-"""`_core.pyi` and `codec_names.py` are what `make stubs` writes of the compiled module."""
+"""`_core.pyi`, `codec_names.py` and docs/configuration.md are what `make stubs` writes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def test_stubs_are_what_the_build_writes(tmp_path):
         written = (tmp_path / "sluiceway" / name).read_text()
         message = f"{name} is of another build; run `make stubs`"
         assert written == (PACKAGE / name).read_text(), message
+
+
+def test_page_of_the_configuration_is_what_the_options_say():
+    script = REPOSITORY / ".ci" / "configuration.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    page = (REPOSITORY / "docs/configuration.md").read_text()
+    assert done.stdout == page, "docs/configuration.md is of other options; run `make stubs`"
 
 
 def test_stub_names_every_argument_of_every_function():

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from sluiceway.config.engine_section import EngineSection
+from sluiceway.config.options import option
 
 
 class NativeSection(EngineSection):
     kind: Literal["native"] = "native"
-    fused: bool = True
-    embeddings: Literal["frozen", "trained"] = "trained"  # frozen: the head too.
+    fused: bool = option(True, "Use torch's fused kernel.")
+    embeddings: Literal["frozen", "trained"] = option(
+        "trained", "Embeddings and head are trained, or frozen."
+    )
