@@ -29,7 +29,8 @@ MACHINES = {
     "24 + 64 GB": ("rtx4090", "64GiB", "gen4:4TB"),
     "24 + 128 GB": ("rtx4090", "128GiB", "gen4:4TB"),
 }
-WAYS = {"native": "AdamW", "offload": "AdamW", "offload, 8bit": "8-bit", "subspace": "residual"}
+EXACT = ("native", "offload")
+WAYS = {"native": "native", "offload": "offload", "offload, 8bit": "8bit", "subspace": "subspace"}
 
 
 def planned(size: str, where: str) -> dict:
@@ -52,15 +53,14 @@ def planned(size: str, where: str) -> dict:
 
 
 def cell(row: dict) -> str:
-    """Format the fastest way, and AdamW with exact states if that is another one."""
+    """Format the fastest way, and after it the fastest with all of AdamW's bits."""
     found = {way["name"]: round(way["tokens_per_second"]) for way in row["ways"]}
     others = {name: rate for name, rate in found.items() if name in WAYS}
     if not others:
-        return f"{found['zo']:,} losses alone" if found else "-"
-    first = next(iter(others))
-    text = f"{others[first]:,} {WAYS[first]}"
-    exact = next((others[name] for name in ("native", "offload") if name in others), None)
-    return text if exact is None or WAYS[first] == "AdamW" else f"{text}, {exact:,} AdamW"
+        return f"{found['zo']:,} zo" if found else "-"
+    first, exact = next(iter(others)), next((n for n in others if n in EXACT), None)
+    shown = [first] + ([exact] if exact not in (None, first) else [])
+    return ", ".join(f"{others[name]:,} {WAYS[name]}" for name in shown)
 
 
 def table(rows: list[dict]) -> str:

@@ -8,6 +8,7 @@ checked.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import os
@@ -23,7 +24,7 @@ import typer
 from sluiceway import __version__
 from sluiceway.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG, exit_code, say
 from sluiceway.commands import options as o
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, IoError
 
 _OURS = Path(__file__).parents[1]
 _AS_PYTHON_DOES = warnings.formatwarning
@@ -134,6 +135,13 @@ def _plan(
     and --disk describe. It prints each engine's fastest way that fits, and --write makes a config
     of the first. If nothing fits, the exit code is 3.
     """
+    if not path.exists() and not path.suffix:
+        raise IoError(
+            f"plan: there is no {path}; name a config, or a folder with a model, which you get by: "
+            f"hf download {path} --local-dir {path.name}",
+            errno.ENOENT,
+            str(path),
+        )
     of_model = {
         "--card": card, "--device": device, "--ram": ram, "--disk": disk, "--tokens": tokens,
         "--data": data, "--write": write,

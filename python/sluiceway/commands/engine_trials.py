@@ -46,12 +46,12 @@ def _subspace(**options: Any) -> Callable[[Any, str], Any]:
     return make
 
 
-def _offload(tier: str) -> Callable[[Any, str], Any]:
+def _offload(tier: str, **options: Any) -> Callable[[Any, str], Any]:
     def make(model: Any, folder: str) -> Any:
         from sluiceway.optim.offload.optimizer import OffloadAdamW
 
         path = {"path": os.path.join(folder, "store")} if tier == "disk" else {}
-        return OffloadAdamW(model, lr=1e-2, tier=tier, **path)
+        return OffloadAdamW(model, lr=1e-2, tier=tier, **path, **options)
 
     return make
 
@@ -72,6 +72,8 @@ TRIALS: dict[str, Callable[[Any, str], Any]] = {
     "subspace, fused": _subspace(fused=True),
     "offload, host": _offload("host"),
     "offload, disk": _offload("disk"),
+    "offload, 8bit": _offload("host", state_codec="8bit"),
+    "offload, streamed": _offload("host", weights="streamed", chunk=64 << 10),
     "zo, device": _zo("device"),
     "zo, host": _zo("host"),
 }

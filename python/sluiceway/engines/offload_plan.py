@@ -280,7 +280,7 @@ class OffloadPlan(DevicePlan):
         computes while the weights of the next one are fetched. Lanes share links and drives: a step
         takes at least as long as all of its bytes take on each of these.
         """
-        forward, backward = pass_seconds(rehearsal, speeds)
+        forward, backward = pass_seconds(rehearsal, speeds, len(self._sizes))
         link = link_of(self._config, speeds)
         share, disk_gbps = self._drive_share, speeds.get("disk_gbps") or math.inf
         slowest = min(link.h2d_gbps, disk_gbps / share if share else math.inf)

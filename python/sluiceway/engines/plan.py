@@ -217,10 +217,22 @@ class DevicePlan(EnginePlan):
         return count * self._elements / (1e9 * speeds["memory_gbps"])
 
 
-def pass_seconds(rehearsal: Rehearsal, speeds: dict[str, Any]) -> tuple[float, float]:
-    """Seconds of a forward, and of its backward."""
+def pass_seconds(
+    rehearsal: Rehearsal, speeds: dict[str, Any], hooked: int = 0
+) -> tuple[float, float]:
+    """Seconds of a forward, and of its backward: of their products, or of launching all kernels.
+
+    Parameters
+    ----------
+    hooked : int
+        Weights whose gradients the engine takes during the backward.
+    """
     rate = 1e12 * speeds["tflops"]
-    return rehearsal.forward_flops / rate, rehearsal.backward_flops / rate
+    launch, hook = (1e-6 * speeds.get(key, 0.0) for key in ("launch_us", "hook_us"))
+    return (
+        max(rehearsal.forward_flops / rate, rehearsal.forward_launches * launch),
+        max(rehearsal.backward_flops / rate, rehearsal.backward_launches * launch + hooked * hook),
+    )
 
 
 def trained_elements(model: nn.Module) -> int:

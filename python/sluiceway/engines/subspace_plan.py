@@ -178,7 +178,7 @@ class SubspacePlan(DevicePlan):
 
     def seconds(self, rehearsal: Rehearsal, speeds: dict[str, Any]) -> float:
         """Add up earlier micro-batches, and the last one, which overlaps with the lanes."""
-        forward, backward = pass_seconds(rehearsal, speeds)
+        forward, backward = pass_seconds(rehearsal, speeds, len(self._costs))
         times = self._times(forward, backward, speeds)
         barriers = {"exact": (True,), "speculative": (False,)}
         order, norm = self._config.schedule.order, self._config.schedule.norm

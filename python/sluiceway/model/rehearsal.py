@@ -7,6 +7,7 @@ Each storage is counted while it lives. Scratch memory inside of kernels is not 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ class Rehearsal:
     peak_bytes: int
     forward_flops: int
     backward_flops: int
+    # Operations that compute, each of which a card's driver has to be asked for.
+    forward_launches: int = 0
+    backward_launches: int = 0
     # Bytes of the largest input with a gradient of each block; and the peak if all but a few of
     # these are elsewhere until their block's backward.
     block_inputs: tuple[int, ...] = ()
@@ -50,6 +54,7 @@ class _Account(TorchDispatchMode):
         self.peak = 0
         self.recent_peak = 0
         self.flops = 0
+        self.launches = 0
         self.peak_without_inputs = 0
         self._seen: set[int] = set()
         self._inputs: dict[int, int] = {}  # Storages of blocks' inputs, and their bytes.
@@ -86,6 +91,7 @@ class _Account(TorchDispatchMode):
         result = (grouped_product if grouped else function)(*args, **(kwargs or {}))
         if (count := _FLOPS.get(function._overloadpacket)) is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)
+        self.launches += not _is_view(function)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf)
@@ -126,6 +132,7 @@ def rehearse(
             with cast, torch.set_grad_enabled(backward):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             kept, forward, inputs = account.now, account.flops, tuple(inputs)
+            launched = account.launches
             if backward:
                 loss.backward()
         return Rehearsal(
@@ -134,9 +141,18 @@ def rehearse(
             account.peak,
             forward,
             account.flops - forward,
+            launched,
+            account.launches - launched,
             inputs,
             account.peak_without_inputs,
         )
+
+
+@functools.cache
+def _is_view(function: Any) -> bool:
+    """True if an operation only looks at its input in another way."""
+    infos = [returned.alias_info for returned in function._schema.returns]
+    return any(info is not None and not info.is_write for info in infos)
 
 
 def _note_inputs(model: torch.nn.Module, account: _Account) -> list[int]:

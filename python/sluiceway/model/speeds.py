@@ -26,6 +26,10 @@ _PRODUCT = {
     "cuda": (8192, 4096, 4096),
 }  # Rows, inner and columns of the product that is timed if no layer is.
 _HOST = torch.device("cpu")
+# Microseconds of the thread that launches, for an operation that computes, and for the gradient of
+# a weight that an engine takes: on an H200, which they did not fill, 169 ms for a forward and
+# backward of 18,015 operations, and 70 ms more with 168 weights (experiments/gpu/README.md).
+LAUNCHING = {"launch_us": 9.4, "hook_us": 417.0}
 
 
 def measure_speeds(
@@ -48,7 +52,8 @@ def measure_speeds(
     dict
         `tflops`, `memory_gbps`, `host_gbps`, `d2h_gbps`, `h2d_gbps` in 1e12 operations and 1e9
         bytes a second; with a disk `disk_gbps`, None if it cannot be measured. `*_from` says where
-        a rate comes from. The link rates are the machine's, without the config's throttle.
+        a rate comes from. The link rates are the machine's, without the config's throttle. With a
+        card `launch_us` and `hook_us`, microseconds for an operation, and for a weight's gradient.
     """
     device = config.device
     host = device.host_gbps or _measured_gbps(_HOST)
@@ -66,7 +71,7 @@ def measure_speeds(
 def _link_speed(card: torch.device) -> dict[str, Any]:
     seconds = link_seconds(_MEASURED_LINK_BYTES, card)
     rates = {f"{way}_gbps": _MEASURED_LINK_BYTES / s / 1e9 for way, s in seconds.items()}
-    return {**rates, "link_gbps_from": "page-locked copies measured here"}
+    return {**rates, "link_gbps_from": "page-locked copies measured here", **LAUNCHING}
 
 
 def link_of(config: Config, speeds: dict[str, Any]) -> Link:

@@ -12,6 +12,7 @@ from typing import Any
 from sluiceway.base.sizes import format_bytes
 from sluiceway.errors import IoError
 from sluiceway.machine.catalogue import Card, Drive, card_of, card_with, drive_names, drive_of
+from sluiceway.model.speeds import LAUNCHING
 from sluiceway.optim.common.tier_limits import device_limit
 
 _CONTEXT_BYTES = 1 << 30  # Of a card for CUDA's context, 0.83 GiB on an H200, and a screen.
@@ -121,6 +122,7 @@ def _other_machine(
         "d2h_gbps": card.link_gbps,
         "h2d_gbps": card.link_gbps,
         "link_gbps_from": "assumed",
+        **LAUNCHING,
         **drive_rates,
     }
     like = card.name if named else f"a card of {format_bytes(total)}, as fast as {card.name}"

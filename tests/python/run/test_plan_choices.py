@@ -182,6 +182,27 @@ def test_wrong_machines_are_one_clear_error(sluiceway, shape, arguments, code, s
     assert done.err.count("\n") <= 2
 
 
+def test_a_name_of_a_hub_says_how_to_get_the_model(sluiceway, tmp_path):
+    done = sluiceway("plan", "Some/Model-1B", "--card", "rtx4090", cwd=tmp_path)
+    assert done.code == 2
+    assert "hf download Some/Model-1B --local-dir Model-1B" in done.err
+
+
+def test_launching_kernels_bounds_a_step_of_few_operations(shape):
+    """Kernels that take no time are still launched, forward, again, and backward."""
+    slow = {**RATES, "tflops": 1e9, "launch_us": 1000.0}
+    times = [
+        find_choices(
+            str(shape),
+            TargetMachine("cuda:0", 4 * GIB, 4 * GIB, 0, 0, None, rates, []),
+            TOKENS,
+            lambda name: None,
+        ).ways[0].seconds
+        for rates in (RATES, slow)
+    ]  # fmt: skip
+    assert times[1] > 10 * times[0]
+
+
 def test_a_config_takes_no_machine(sluiceway, tiny_model, write_config):
     done = sluiceway("plan", write_config(tiny_model), "--card", "rtx4090")
     assert done.code == 2
