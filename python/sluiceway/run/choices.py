@@ -14,7 +14,8 @@ import torch
 
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import STREAMED
-from sluiceway.config.schema import PYDOC, Config, check_available
+from sluiceway.config.file import check_config
+from sluiceway.config.schema import PYDOC, Config
 from sluiceway.engines.plan import EnginePlan
 from sluiceway.machine.finding import first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
@@ -85,7 +86,7 @@ class Choices:
 
 
 def find_choices(
-    model: str, machine: TargetMachine, tokens: int, note: Callable[[str], None] = print
+    model: str, machine: TargetMachine, tokens: int, note: Callable[[str], None] = lambda _: None
 ) -> Choices:
     """Plan every engine with its sensible options.
 
@@ -286,15 +287,16 @@ class _Search:
     ) -> Config:
         machine, train = self._machine, dict(group.shared["train"])
         engine = group.engine | variant
-        if engine["kind"] != "zo":
+        has_backward = engine["kind"] != "zo"
+        if has_backward:
             rows = self.count if engine.get("order") == "block" else train["micro_batch"]
             logits = _LOGIT_BYTES * rows * self.length * self._vocabulary
             train["loss"] = "sliced" if logits > _LOGITS * machine.device_bytes else "whole"
-        config = Config.model_validate(
+        return check_config(
             {
                 "model": {
                     "path": self._model,
-                    "autocast": "bf16" if self._on_card else None,
+                    "autocast": "bf16" if self._on_card and has_backward else None,
                     **group.shared["model"],
                 },
                 "data": {"train": [PYDOC], "sequence_length": self.length},
@@ -308,8 +310,6 @@ class _Search:
                 },
             }
         )
-        check_available(config)
-        return config
 
     def _rates(self, config: Config) -> dict[str, Any]:
         """Return the machine's rates; those that it does not have are measured here, once a dtype.

@@ -36,7 +36,7 @@ def shape(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def size(shape) -> int:
     """Number of parameters."""
-    return find_choices(str(shape), machine(1, 1, 0), TOKENS, lambda name: None).parameters
+    return find_choices(str(shape), machine(1, 1, 0), TOKENS).parameters
 
 
 def machine(device: int, host: int = 4 * GIB, disk: int = 4 * GIB) -> TargetMachine:
@@ -44,7 +44,7 @@ def machine(device: int, host: int = 4 * GIB, disk: int = 4 * GIB) -> TargetMach
 
 
 def ways(shape: Path, *bytes_: int) -> dict:
-    found = find_choices(str(shape), machine(*bytes_), TOKENS, lambda name: None)
+    found = find_choices(str(shape), machine(*bytes_), TOKENS)
     assert found.tokens == TOKENS
     return {way.name: way for way in found.ways if not way.short}
 
@@ -87,7 +87,7 @@ def test_little_memory_puts_states_on_the_drive_as_well(shape, size):
 
 
 def test_a_machine_that_is_too_small_fits_nothing_and_says_what_is_missing(shape):
-    none = find_choices(str(shape), machine(1 << 20, 1 << 20, 0), TOKENS, lambda name: None)
+    none = find_choices(str(shape), machine(1 << 20, 1 << 20, 0), TOKENS)
     assert "device" in none.impossible["native"]
     for way in none.ways:
         assert "takes" in way.short
@@ -196,7 +196,6 @@ def test_launching_kernels_bounds_a_step_of_few_operations(shape):
             str(shape),
             TargetMachine("cuda:0", 4 * GIB, 4 * GIB, 0, 0, None, rates, []),
             TOKENS,
-            lambda name: None,
         ).ways[0].seconds
         for rates in (RATES, slow)
     ]  # fmt: skip
