@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from sluiceway.errors import InvalidArgument
+from sluiceway.model.folder import context_of
 from sluiceway.run.last_save import last_save
 from sluiceway.run.run_folder import CONFIG_FILE
 
@@ -50,6 +53,8 @@ def chat(path: Path, asked: Asked) -> None:
         The folder has no run and no model; or --system is given, and the model has no template.
     """
     model, tokenizer = _loaded(path)
+    if asked.prompt is not None and not asked.prompt.strip():
+        raise InvalidArgument("--prompt: is empty; give a text")
     if asked.system and not tokenizer.chat_template:
         raise InvalidArgument(f"--system: {path} has no chat template; leave it out")
     import torch
@@ -61,7 +66,8 @@ def chat(path: Path, asked: Asked) -> None:
     for question in _questions(asked.prompt):
         turns.append({"role": "user", "content": question})
         inputs = _inputs(tokenizer, turns, question).to(model.device)
-        options = {"do_sample": asked.temperature > 0, "max_new_tokens": asked.tokens}
+        room = _room(model, inputs["input_ids"].shape[1])
+        options = {"do_sample": asked.temperature > 0, "max_new_tokens": min(asked.tokens, room)}
         if asked.temperature > 0:
             options["temperature"] = asked.temperature
         made = model.generate(
@@ -105,12 +111,28 @@ def _questions(prompt: str | None) -> Iterator[str]:
         yield line.rstrip("\n")
 
 
+def _room(model: torch.nn.Module, used: int) -> int:
+    """Tokens that the model's context has for an answer."""
+    context = context_of(model.config.to_dict())
+    if context is None:
+        return sys.maxsize
+    if used >= context:
+        raise InvalidArgument(
+            f"the conversation has {used} tokens, and the context of the model {context}; begin a "
+            "new one"
+        )
+    return context - used
+
+
 def _inputs(tokenizer: Any, turns: list[dict[str, str]], question: str) -> Any:
     if not tokenizer.chat_template:
         return tokenizer(question, return_tensors="pt", return_token_type_ids=False)
-    return tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-    )
+    try:
+        return tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+    except TemplateError as error:
+        raise InvalidArgument(f"the chat template refuses the conversation: {error}") from None
 
 
 def _padding(tokenizer: Any, model: torch.nn.Module) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from sluiceway.base.atomic import replace_file
 from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes, format_count
+from sluiceway.config.schema import PYDOC
 from sluiceway.errors import InvalidArgument, OutOfMemory
 from sluiceway.machine.wear import RATED_TB, tb_per_day
 from sluiceway.model.folder import CONFIG_FILE
@@ -58,8 +61,10 @@ def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
     sluiceway.errors.OutOfMemory
         No way fits the machine.
     """
-    if write is not None and write.exists():
-        raise InvalidArgument(f"--write: {write} exists; name a new file, or remove it first")
+    if write is not None:
+        check_new(write)
+    if wanted.data not in (None, PYDOC) and not glob.glob(os.path.expanduser(wanted.data)):
+        raise InvalidArgument(f"--data: there is no {wanted.data}; name a file, a folder or a glob")
     model = wanted.model.parent if wanted.model.name == CONFIG_FILE else wanted.model
     machine = target_machine(wanted.card, wanted.device, wanted.ram, wanted.disk)
     found = find_choices(str(model), machine, wanted.tokens, _note)
@@ -72,7 +77,20 @@ def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
         raise OutOfMemory(_nothing_fits(found))
     if write is not None:
         replace_file(write, config_text(best, machine, wanted.data, found.tokens).encode())
-        print(f"{write}: {best.name}; next: sluiceway train {write}", file=sys.stderr)
+        first = "" if wanted.data else "set data.train in it, then "
+        print(
+            f"{write}: {best.name}, which gives up {best.gives_up}; next: {first}sluiceway train "
+            f"{write}",
+            file=sys.stderr,
+        )
+
+
+def check_new(config: Path) -> None:
+    """Raise InvalidArgument unless the file can be made."""
+    if config.exists():
+        raise InvalidArgument(f"{config} exists; name a new file, or remove it first")
+    if not config.absolute().parent.is_dir():
+        raise InvalidArgument(f"{config}: there is no folder {config.parent}; make it first")
 
 
 def _note(engine: str) -> None:
@@ -178,6 +196,7 @@ def _text(model: Path, machine: TargetMachine, found: Choices) -> str:
             f"{model.resolve().name}: {format_count(found.parameters)} parameters; a step has "
             f"{found.tokens:,} tokens in {sequences} of {found.sequence_length:,}",
             *machine.lines,
+            *filter(None, [found.note]),
             f"modelled, {timed}; a drive is worn after {RATED_TB} TB for each of its TB",
             *([columns(rows, "123456")] if len(rows) > 1 else []),
             *(f"{name}: {options}" for name, options in described.items() if options),
@@ -189,7 +208,7 @@ def _text(model: Path, machine: TargetMachine, found: Choices) -> str:
 def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
     """Return the config of a way, without what is as by default."""
     config, engine = way.config, way.config.engine
-    model = {"path": config.model.path, "dtype": config.model.dtype}
+    model = {"path": os.path.abspath(config.model.path), "dtype": config.model.dtype}
     model |= {"autocast": config.model.autocast} if config.model.autocast else {}
     model |= {"checkpointing": True} if config.model.checkpointing else {}
     train: dict[str, Any] = {"steps": _STEPS, "micro_batch": config.train.micro_batch}
@@ -199,7 +218,10 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
         train |= {"lr": _RATE, "warmup_steps": _STEPS // 20}
     tree = {
         "model": model,
-        "data": {"train": [data or "data.jsonl"], "sequence_length": config.data.sequence_length},
+        "data": {
+            "train": [_absolute(data or "data.jsonl")],
+            "sequence_length": config.data.sequence_length,
+        },
         "train": train,
         "engine": {"kind": engine.kind} | engine.model_dump(mode="json", exclude_defaults=True),
         "budget": {
@@ -211,6 +233,10 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
         name = Path(config.model.path).resolve().name
         tree["store"] = {"path": str(machine.folder / f"{name}-states")}
     return tree
+
+
+def _absolute(data: str) -> str:
+    return data if data == PYDOC else os.path.abspath(os.path.expanduser(data))
 
 
 def config_text(way: Way, machine: TargetMachine, data: str | None, tokens: int) -> str:

@@ -339,7 +339,7 @@ def main() -> None:
 def _refuse(options: dict[str, Any], given: str, instead: str) -> None:
     """Raise InvalidArgument if one of these options is set."""
     for name, value in options.items():
-        if value:
+        if value not in (None, []):
             raise InvalidArgument(f"plan: {name} does not go with {given}; {instead}")
 
 
@@ -356,6 +356,8 @@ def run(arguments: list[str]) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # The shell has closed it, as by >&-.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the whole process.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for the whole process.
     with contextlib.suppress(AttributeError):  # Of tests, which read what we print.
         sys.stdout.reconfigure(errors="backslashreplace")  # Paths of any name can be printed.
     try:

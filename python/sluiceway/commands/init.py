@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from sluiceway.base.sizes import parse_bytes
-from sluiceway.commands.choose import Wanted, choose
+from sluiceway.commands.choose import Wanted, check_new, choose
 from sluiceway.config.schema import PYDOC
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.machine.catalogue import card_of, drive_of
@@ -30,8 +30,7 @@ def init(config: Path) -> None:
     sluiceway.errors.OutOfMemory
         Nothing fits.
     """
-    if config.exists():
-        raise InvalidArgument(f"init: {config} exists; name a new file, or remove it first")
+    check_new(config)
     try:
         wanted = _answers()
     except typer.Abort:  # Ctrl-C, or no more answers.
@@ -46,7 +45,7 @@ def _answers() -> Wanted:
     if card is None:
         disk = _ask("folder on the drive for states; none: no drive", ".", _disk)
         return Wanted(model, None, None, None, disk, _tokens(), data)
-    ram = _ask("memory of that machine", "32GiB", parse_bytes)
+    ram = _ask("memory of that machine", "32GiB", _size)
     disk = _ask("its drive: sata, gen3, gen4 or gen5, as gen4:2TB; none: no drive", "gen4", _disk)
     return Wanted(model, card, None, ram, disk, _tokens(), data)
 
@@ -67,6 +66,12 @@ def _ask(question: str, default: str, check: Callable[[str], Any]) -> Any:
             print(error, file=sys.stderr)
 
 
+def _size(text: str) -> int:
+    if not (size := parse_bytes(text)):
+        raise InvalidArgument("--ram is 0, expected more")
+    return size
+
+
 def _existing(text: str) -> str:
     if text != PYDOC and not Path(text).expanduser().exists():
         raise InvalidArgument(f"data.train: there is no {text}; name a file, a folder or {PYDOC}")
@@ -84,6 +89,6 @@ def _disk(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 2:
+    if not text.isdecimal() or int(text) < 2:
         raise InvalidArgument(f"--tokens is {text!r}, expected a whole number of at least 2")
     return int(text)

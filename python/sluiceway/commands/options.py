@@ -85,9 +85,12 @@ CardName = Annotated[
 
 def _size(text: str | int) -> int:
     try:
-        return parse_bytes(text)
+        size = parse_bytes(text)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None
+    if not size:
+        raise typer.BadParameter("is 0, expected more")
+    return size
 
 
 DeviceMemory = Annotated[
@@ -121,7 +124,7 @@ DiskOrDrive = Annotated[
 ]
 StepTokens = Annotated[
     int | None,
-    typer.Option(min=2, help="Tokens of a step. Default: 8192.", show_default=False),
+    typer.Option(min=2, max=1 << 20, help="Tokens of a step. Default: 8192.", show_default=False),
 ]
 TrainedOn = Annotated[
     str | None,
@@ -223,10 +226,13 @@ SystemText = Annotated[
 ]
 AnswerTokens = Annotated[int, typer.Option(min=1, help="Largest number of tokens of an answer.")]
 Temperature = Annotated[
-    float, typer.Option(min=0.0, help="Spread of the draw; 0 takes the likeliest token each time.")
+    float,
+    typer.Option(
+        min=0.0, max=100.0, help="Spread of the draw; 0 takes the likeliest token each time."
+    ),
 ]
 ChatSeed = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of the draws, if there are any.")
+    int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of the draws, if there are any.")
 ]
 
 # ---- export ----

@@ -98,6 +98,7 @@ def card_of(name: str) -> Card:
     """
     by_key = {_key(one): card for one, card in _CARDS.items()}
     key = re.sub(r"^(nvidia)?(geforce)?", "", _key(name))
+    key = f"rtx{key}" if f"rtx{key}" in by_key else key
     if key in by_key:
         return by_key[key]
     near = difflib.get_close_matches(key, by_key, n=3, cutoff=0.6) or list(by_key)
@@ -129,9 +130,15 @@ def drive_of(text: str) -> Drive | None:
         The text names a drive, but its size is not one.
     """
     name, _, room = text.partition(":")
-    if name not in _DRIVES:
+    if (name := name.lower()) not in _DRIVES:
         return None
-    return Drive(name, _DRIVES[name], parse_bytes(room) if room else _DRIVE_BYTES)
+    try:
+        size = parse_bytes(room) if room else _DRIVE_BYTES
+    except InvalidArgument as error:
+        raise InvalidArgument(f"--disk: {error}") from None
+    if not size:
+        raise InvalidArgument(f"--disk: {text} has no room; give its size, as in gen4:2TB")
+    return Drive(name, _DRIVES[name], size)
 
 
 def drive_names() -> list[str]:

@@ -184,9 +184,11 @@ def _first(error: BaseException) -> str:
 
 def context_of(config: dict) -> int | None:
     """Number of positions that the model supports; None if its config does not say."""
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        if isinstance(config.get(key), int):
-            return config[key]
+    text = config.get("text_config")  # Of models that read more than text.
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            if isinstance(part.get(key), int):
+                return part[key]
     return None
 
 

@@ -31,7 +31,11 @@ _NATIVE_BYTES = 16  # A parameter's weight, gradient and moments in fp32.
 _LOGIT_BYTES = 12  # In the model's type, in fp32, and their gradients.
 _LOGITS = 1 / 8  # Share of the device above which the loss is computed in slices.
 _KEPT_TENSORS = 8  # Of the size of a block's input.
+_MOST_PARTS = 16  # Of a step, since a rehearsal runs each.
 _WORTH = 0.95  # A later way of an engine has to take less than this share of an earlier one's time.
+
+# Names of ways, those that give up least first.
+_GIVES_UP = ("native", "offload", "offload, 8bit", "native, bf16", "subspace", "zo")
 
 Changes = dict[str, dict[str, Any]]
 
@@ -68,7 +72,8 @@ class Way:
 class Choices:
     """The way of each engine. Those that fit come first, the fastest of them at the top.
 
-    Of those that fit `zo` comes last, since its steps gain little.
+    If several are about as fast as the first, the one of them that gives up least is at the top. Of
+    those that fit `zo` comes last, since its steps gain little.
 
     Attributes
     ----------
@@ -83,6 +88,7 @@ class Choices:
     sequence_length: int = 0
     ways: list[Way] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
+    note: str = ""  # On the type of the weights.
 
 
 def find_choices(
@@ -105,10 +111,11 @@ def find_choices(
         The folder has no model that transformers can build.
     """
     search = _Search(model, machine, tokens)
-    found = Choices(search.parameters, search.count * search.length, search.length)
+    tokens = search.count * search.length
+    found = Choices(search.parameters, tokens, search.length, note=search.note)
     for engine in (search.native, search.offload, search.subspace, search.zo):
         note(engine.__name__)
-        search.error = ""
+        search.error, search.has_fit = "", False
         ways: dict[str, list[Way]] = {}
         reasons = {}
         for group in engine():
@@ -121,15 +128,28 @@ def find_choices(
                 continue
             for way in search.planned(group):
                 ways.setdefault(way.name, []).append(way)
-            if ways and all(_fits(of_name) for of_name in ways.values()):
-                break  # Later groups take less memory and more time.
+            search.has_fit = bool(ways) and all(map(_fits, ways.values()))
+            if group.stops and search.has_fit:
+                break
         found.ways += [_fastest(of_name) for of_name in ways.values()]
         planned = {name.partition(",")[0] for name in ways}
         if not ways and search.error:
             reasons[engine.__name__] = search.error
         found.impossible |= {k: v for k, v in reasons.items() if k not in planned}
     found.ways.sort(key=lambda way: (bool(way.short), way.name == "zo", way.seconds))
+    _put_best_first(found.ways)
     return found
+
+
+def _put_best_first(ways: list[Way]) -> None:
+    """Move the way that gives up least to the top, of those about as fast as the first one."""
+    if not ways or ways[0].short:
+        return
+    first = ways[0]
+    near = [w for w in ways if not w.short and _WORTH * w.seconds < first.seconds]
+    best = min(near, key=lambda way: _GIVES_UP.index(way.name))
+    ways.remove(best)
+    ways.insert(0, best)
 
 
 def _fits(ways: list[Way]) -> bool:
@@ -168,6 +188,7 @@ class _Group:
     variants: list[dict[str, Any]]
     least_bytes: int = 0
     least_of: str = ""
+    stops: bool = True  # If it fits, later groups of the engine take more time.
 
 
 class _Search:
@@ -178,9 +199,12 @@ class _Search:
         shape = check_model_folder(model, weights=False)
         context = context_of(shape) or _LONGEST
         self.length = max(2, min(_LONGEST, context, tokens))
-        self.count = max(1, round(tokens / self.length))
+        count = max(1, round(tokens / self.length))
+        self._part = max(1, round(count / _MOST_PARTS))  # Sequences of the smallest micro-batch.
+        self.count = self._part * max(1, round(count / self._part))
         stored = str(shape.get("dtype") or shape.get("torch_dtype")).removeprefix("torch.")
         self._dtype = _STORED.get(stored, "fp32")
+        self.note = "weights of float16 train as bf16" if stored == "float16" else ""
         with torch.device("meta"):
             skeleton = build_skeleton(model, DTYPES[self._dtype])
         self.parameters = sum(p.numel() for p in skeleton.parameters())
@@ -192,7 +216,8 @@ class _Search:
         self._vocabulary = skeleton.get_input_embeddings().num_embeddings
         self._on_card = machine.device != "host"
         self._speeds: dict[str, dict[str, Any]] = {}
-        self.error = ""  # Of the last way that could not be planned.
+        self.error = ""  # Of the last way of an engine that could not be planned.
+        self.has_fit = False  # All ways so far of an engine fit by some of their options.
 
     # ---- Options of each engine, those that need the most memory and the least time first ----
 
@@ -200,12 +225,18 @@ class _Search:
         """AdamW of torch."""
         least, least_of = _NATIVE_BYTES * self.parameters, ", gradients and moments"
         for dtype, least_bytes in (("fp32", least), ("bf16", least // 2)):
-            if dtype in ("fp32", self._dtype):
-                for checkpointing in (False, True):
-                    computing = self._computing(1, checkpointing, dtype)
-                    engine = {"kind": "native"}
-                    kept = self._kept_bytes(1, checkpointing)
-                    yield _Group("native", engine, computing, [{}], least_bytes + kept, least_of)
+            if dtype == "fp32" or (dtype == self._dtype and not self.has_fit):
+                for rows in sorted({self.count, self._part}, reverse=True):
+                    for checkpointing in (False, True):
+                        yield _Group(
+                            "native",
+                            {"kind": "native"},
+                            self._computing(rows, checkpointing, dtype),
+                            [{}],
+                            least_bytes + self._kept_bytes(rows, checkpointing),
+                            least_of,
+                            stops=False,  # Recomputing may be slower than several passes.
+                        )
 
     def offload(self) -> Iterator[_Group]:
         """AdamW with its states elsewhere, with resident and with streamed weights."""
@@ -214,8 +245,8 @@ class _Search:
             computing = self._computing(self.count, checkpointing)
             kept = self._kept_bytes(self.count, checkpointing)
             yield _Group("offload", engine, computing, self._states(["device"]), least + kept)
-        blockwise = self._computing(1, checkpointing=False)
-        engine |= {"order": "block"} if self.count > 1 else {}
+        blockwise = self._computing(self._part, checkpointing=False)
+        engine |= {"order": "block"} if self.count > self._part else {}
         yield _Group("offload", engine, blockwise, self._states(["host", "disk"]), least)
         engine |= {"weights": "streamed"}
         yield _Group("offload", engine, blockwise, self._states(["device", "host", "disk"]))
@@ -223,7 +254,7 @@ class _Search:
     def subspace(self) -> Iterator[_Group]:
         """The residual, or cores."""
         engine, least = {"kind": "subspace"}, self._weight_bytes
-        for rows, checkpointing in ((self.count, False), (self.count, True), (1, True)):
+        for rows, checkpointing in ((self.count, False), (self.count, True), (self._part, True)):
             kept = self._kept_bytes(rows, checkpointing)
             computing = self._computing(rows, checkpointing)
             yield _Group("subspace", engine, computing, [{}], least + kept)
@@ -233,10 +264,12 @@ class _Search:
     def zo(self) -> Iterator[_Group]:
         """Losses alone."""
         for tier in ("device", *STREAMED):
-            if tier != "disk" or self._machine.disk_bytes:
-                least = self._weight_bytes if tier == "device" else 0
-                engine = {"kind": "zo", "tier": tier}
-                yield _Group("zo", engine, self._computing(1, checkpointing=False), [{}], least)
+            if tier == "disk" and not self._machine.disk_bytes:
+                continue
+            least = self._weight_bytes if tier == "device" else 0
+            engine = {"kind": "zo", "tier": tier}
+            for rows in sorted({self.count, self._part}, reverse=True):
+                yield _Group("zo", engine, self._computing(rows, checkpointing=False), [{}], least)
 
     def _computing(self, rows: int, checkpointing: bool, dtype: str | None = None) -> Changes:
         """Changes of the config for so many sequences in a micro-batch."""

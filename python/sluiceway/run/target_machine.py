@@ -102,7 +102,7 @@ def _this_machine(ram: int | None, disk: str | None) -> TargetMachine:
         first = f"{torch.cuda.get_device_name(0)}, {format_bytes(device)}, and "
         first += f"{format_bytes(memory)} of memory"
         device = min(device - _CONTEXT_BYTES, device_limit(None))
-    room, size, folder, rates, second = _disk(disk or ".")
+    room, size, folder, rates, second = _disk("." if disk is None else disk)
     lines = [f"machine: {first}; {second}", _left_line(device, host)]
     return TargetMachine(name, device, host, room, size, folder, rates, lines)
 
@@ -112,7 +112,7 @@ def _other_machine(
 ) -> TargetMachine:
     total = device or card.memory_bytes
     memory = ram or _MEMORY_ELSEWHERE
-    room, size, folder, drive_rates, second = _disk(disk or _DRIVE_ELSEWHERE)
+    room, size, folder, drive_rates, second = _disk(_DRIVE_ELSEWHERE if disk is None else disk)
     rates = {
         "tflops": card.tflops,
         "tflops_from": f"half of the peak of {card.name}",
@@ -144,14 +144,14 @@ def _disk(text: str) -> tuple[int, int, Path | None, dict[str, Any], str]:
     tuple
         Its room and size in bytes, its folder if it is here, its rates if assumed, and its name.
     """
-    if text == NO_DISK:
+    if text.lower() == NO_DISK:
         return 0, 0, None, {}, "no drive"
     if (drive := drive_of(text)) is not None:
         size = drive.room_bytes
         name = f"a drive {drive.name} of {size / 1e12:.3g} TB"
         return size, size, None, _rates_of(drive), name
     folder = Path(text).absolute()
-    if not folder.is_dir():
+    if not text or not folder.is_dir():
         raise IoError(
             f"--disk: {text} is no folder; give a folder on the drive, one of "
             f"{', '.join(drive_names())} for a drive elsewhere, with its size as in gen4:2TB, or "

@@ -12,6 +12,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 FEW = ["--tokens", 12]
+ASK = ["--prompt", "x"]
 
 
 def answer_of(folder, text: str, tokens: int = 12) -> str:
@@ -67,7 +68,9 @@ def test_wrong_folders_and_options_are_one_clear_error(sluiceway, tiny_model, tm
         ([tmp_path / "absent"], "does not exist"),
         ([tmp_path], "config.json"),
         ([tiny_model, "--system", "x"], "has no chat template"),
+        ([tiny_model, "--prompt", ""], "--prompt: is empty"),
+        ([tiny_model, "--prompt", "x" * 1000], "and the context of the model"),
     ):
-        done = sluiceway("chat", *arguments, "--prompt", "x")
+        done = sluiceway("chat", *(arguments if "--prompt" in arguments else [*arguments, *ASK]))
         assert done.code == 2, done.err
         assert said in done.err

@@ -94,8 +94,28 @@ def test_a_machine_that_is_too_small_fits_nothing_and_says_what_is_missing(shape
         assert getattr(way.config.engine, "tier", None) not in ("disk", "auto")
 
 
+def test_of_ways_about_as_fast_the_one_that_gives_up_least_is_first(shape):
+    """Products take all of the time, and no way has fewer of them than native."""
+    rates = {**RATES, "memory_gbps": 1e6, "host_gbps": 1e6, "d2h_gbps": 1e6, "h2d_gbps": 1e6}
+    found = find_choices(
+        str(shape), TargetMachine("cuda:0", 4 * GIB, 4 * GIB, 0, 0, None, rates, []), TOKENS
+    )
+    assert found.ways[0].name == "native"
+    assert found.ways[0].seconds * 0.95 < min(way.seconds for way in found.ways[1:-1])
+
+
+def test_a_step_of_many_sequences_has_few_micro_batches(shape):
+    found = find_choices(str(shape), machine(4 * GIB), 100 * 128)
+    assert found.tokens == 102 * 128
+    for way in found.ways:
+        train = way.config.train
+        assert train.micro_batch * train.accumulate == 102
+        assert train.accumulate <= 17
+
+
 def test_cards_are_found_by_names_as_people_write_them():
     assert card_of("RTX 4090") is card_of("nvidia geforce rtx-4090") is card_of("rtx4090")
+    assert card_of("4090") is card_of("rtx4090")
     assert card_of("rtx4060 laptop").memory_bytes == 8 * GIB
     with pytest.raises(InvalidArgument, match=r"rtx4091.*rtx4090"):
         card_of("rtx4091")
@@ -171,6 +191,11 @@ def test_the_table_says_what_each_engine_gives_up(sluiceway, shape):
         (["--device", "1MiB", "--ram", "64MiB", "--disk", "none"], 3, "nothing fits"),
         (["--card", "rtx9999"], 2, "--card is 'rtx9999'"),
         (["--device", "much"], 2, "size"),
+        (["--ram", "0"], 2, "is 0, expected more"),
+        (["--disk", "gen4:0TB"], 2, "has no room"),
+        (["--disk", ""], 2, "--disk"),
+        (["--data", "/no/data"], 2, "--data: there is no /no/data"),
+        (["--write", "/no/folder/run.yaml"], 2, "there is no folder /no/folder"),
         (["--disk", "/no/folder"], 2, "/no/folder"),
         (["--set", "train.lr=1"], 2, "--set does not go with a model"),
     ],
