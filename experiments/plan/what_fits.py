@@ -53,14 +53,14 @@ def planned(size: str, where: str) -> dict:
 
 
 def cell(row: dict) -> str:
-    """Format the fastest way, and after it the fastest with all of AdamW's bits."""
+    """Format the fastest way, and in parentheses the fastest with all of AdamW's bits."""
     found = {way["name"]: round(way["tokens_per_second"]) for way in row["ways"]}
     others = {name: rate for name, rate in found.items() if name in WAYS}
     if not others:
         return f"{found['zo']:,} zo" if found else "-"
     first, exact = next(iter(others)), next((n for n in others if n in EXACT), None)
-    shown = [first] + ([exact] if exact not in (None, first) else [])
-    return ", ".join(f"{others[name]:,} {WAYS[name]}" for name in shown)
+    text = f"{others[first]:,} {WAYS[first]}"
+    return text if exact in (None, first) else f"{text} ({others[exact]:,})"
 
 
 def table(rows: list[dict]) -> str:
