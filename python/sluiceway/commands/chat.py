@@ -52,9 +52,9 @@ def chat(path: Path, asked: Asked) -> None:
     sluiceway.errors.InvalidArgument
         The folder has no run and no model; or --system is given, and the model has no template.
     """
-    model, tokenizer = _loaded(path)
     if asked.prompt is not None and not asked.prompt.strip():
         raise InvalidArgument("--prompt: is empty; give a text")
+    model, tokenizer = _loaded(path)
     if asked.system and not tokenizer.chat_template:
         raise InvalidArgument(f"--system: {path} has no chat template; leave it out")
     import torch
@@ -65,7 +65,7 @@ def chat(path: Path, asked: Asked) -> None:
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     for question in _questions(asked.prompt):
         turns.append({"role": "user", "content": question})
-        inputs = _inputs(tokenizer, turns, question).to(model.device)
+        inputs = _inputs(tokenizer, turns).to(model.device)
         room = _room(model, inputs["input_ids"].shape[1])
         options = {"do_sample": asked.temperature > 0, "max_new_tokens": min(asked.tokens, room)}
         if asked.temperature > 0:
@@ -86,7 +86,8 @@ def _loaded(path: Path) -> tuple[torch.nn.Module, Any]:
     from sluiceway.machine.placement import DTYPES, auto_device
     from sluiceway.model.folder import check_model_folder, load_model, load_tokenizer
 
-    device = torch.device("cpu" if auto_device() == "host" else auto_device())
+    name = auto_device()
+    device = torch.device("cpu" if name == "host" else name)
     if (path / CONFIG_FILE).is_file():
         save = last_save(path)
         config = save.config
@@ -124,9 +125,9 @@ def _room(model: torch.nn.Module, used: int) -> int:
     return context - used
 
 
-def _inputs(tokenizer: Any, turns: list[dict[str, str]], question: str) -> Any:
+def _inputs(tokenizer: Any, turns: list[dict[str, str]]) -> Any:
     if not tokenizer.chat_template:
-        return tokenizer(question, return_tensors="pt", return_token_type_ids=False)
+        return tokenizer(turns[-1]["content"], return_tensors="pt", return_token_type_ids=False)
     try:
         return tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"

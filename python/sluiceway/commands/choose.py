@@ -15,7 +15,7 @@ from sluiceway.base.atomic import replace_file
 from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes, format_count
-from sluiceway.config.schema import PYDOC
+from sluiceway.config.schema import PYDOC, DataSection, with_absolute_paths
 from sluiceway.errors import InvalidArgument, OutOfMemory
 from sluiceway.machine.wear import RATED_TB, tb_per_day
 from sluiceway.model.folder import CONFIG_FILE
@@ -63,8 +63,8 @@ def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
     """
     if write is not None:
         check_new(write)
-    if wanted.data not in (None, PYDOC) and not glob.glob(os.path.expanduser(wanted.data)):
-        raise InvalidArgument(f"--data: there is no {wanted.data}; name a file, a folder or a glob")
+    if wanted.data is not None:
+        check_files(wanted.data)
     model = wanted.model.parent if wanted.model.name == CONFIG_FILE else wanted.model
     machine = target_machine(wanted.card, wanted.device, wanted.ram, wanted.disk)
     found = find_choices(str(model), machine, wanted.tokens, _note)
@@ -91,6 +91,14 @@ def check_new(config: Path) -> None:
         raise InvalidArgument(f"{config} exists; name a new file, or remove it first")
     if not config.absolute().parent.is_dir():
         raise InvalidArgument(f"{config}: there is no folder {config.parent}; make it first")
+
+
+def check_files(data: str) -> None:
+    """Raise InvalidArgument unless the data is there."""
+    if data != PYDOC and not glob.glob(os.path.expanduser(data)):
+        raise InvalidArgument(
+            f"--data: there is no {data}; name a file, a folder, a glob or {PYDOC}"
+        )
 
 
 def _note(engine: str) -> None:
@@ -207,8 +215,12 @@ def _text(model: Path, machine: TargetMachine, found: Choices) -> str:
 
 def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
     """Return the config of a way, without what is as by default."""
-    config, engine = way.config, way.config.engine
-    model = {"path": os.path.abspath(config.model.path), "dtype": config.model.dtype}
+    train_on = DataSection(
+        train=[data or "data.jsonl"], sequence_length=way.config.data.sequence_length
+    )
+    config = with_absolute_paths(way.config.model_copy(update={"data": train_on}))
+    engine = config.engine
+    model = {"path": config.model.path, "dtype": config.model.dtype}
     model |= {"autocast": config.model.autocast} if config.model.autocast else {}
     model |= {"checkpointing": True} if config.model.checkpointing else {}
     train: dict[str, Any] = {"steps": _STEPS, "micro_batch": config.train.micro_batch}
@@ -219,7 +231,7 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
     tree = {
         "model": model,
         "data": {
-            "train": [_absolute(data or "data.jsonl")],
+            "train": config.data.train,
             "sequence_length": config.data.sequence_length,
         },
         "train": train,
@@ -233,10 +245,6 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
         name = Path(config.model.path).resolve().name
         tree["store"] = {"path": str(machine.folder / f"{name}-states")}
     return tree
-
-
-def _absolute(data: str) -> str:
-    return data if data == PYDOC else os.path.abspath(os.path.expanduser(data))
 
 
 def config_text(way: Way, machine: TargetMachine, data: str | None, tokens: int) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 import typer
 
 from sluiceway.base.sizes import parse_bytes
-from sluiceway.commands.choose import Wanted, check_new, choose
+from sluiceway.commands.choose import Wanted, check_files, check_new, choose
 from sluiceway.config.schema import PYDOC
 from sluiceway.errors import Error, InvalidArgument
-from sluiceway.machine.catalogue import card_of, drive_of
+from sluiceway.machine.catalogue import card_of
 from sluiceway.model.folder import check_model_folder
-from sluiceway.run.target_machine import NO_DISK
+from sluiceway.run.target_machine import describe_disk
 
 _HERE = "this"
 
@@ -40,7 +40,7 @@ def init(config: Path) -> None:
 
 def _answers() -> Wanted:
     model = _ask("folder of the model", ".", lambda text: check_model_folder(text) and Path(text))
-    data = _ask("file or folder to train on (pydoc: Python's manual)", PYDOC, _existing)
+    data = _ask("file or folder to train on (pydoc: Python's manual)", PYDOC, _data)
     card = _ask("card, such as rtx4090; this: the device of this machine", _HERE, _card)
     if card is None:
         disk = _ask("folder on the drive for states; none: no drive", ".", _disk)
@@ -72,9 +72,8 @@ def _size(text: str) -> int:
     return size
 
 
-def _existing(text: str) -> str:
-    if text != PYDOC and not Path(text).expanduser().exists():
-        raise InvalidArgument(f"data.train: there is no {text}; name a file, a folder or {PYDOC}")
+def _data(text: str) -> str:
+    check_files(text)
     return text
 
 
@@ -83,8 +82,7 @@ def _card(text: str) -> str | None:
 
 
 def _disk(text: str) -> str:
-    if text != NO_DISK and drive_of(text) is None and not Path(text).is_dir():
-        raise InvalidArgument(f"--disk: {text} is no folder; name one on the drive, or {NO_DISK}")
+    describe_disk(text)
     return text
 
 

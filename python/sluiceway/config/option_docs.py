@@ -34,15 +34,8 @@ def shown_type(field: FieldInfo) -> str:
     return _shown(_bare(field.annotation))
 
 
-def shown_default(field: FieldInfo) -> str:
-    """Return an option's default as code; empty if it has none."""
-    if field.is_required():
-        return ""
-    return _quoted(field.get_default(call_default_factory=True))
-
-
 def _entry(name: str, field: FieldInfo) -> str:
-    default = f", default {shown_default(field)}" if shown_default(field) else ""
+    default = "" if field.is_required() else f", default {_quoted(field.default)}"
     text = textwrap.fill(
         field.description, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4
     )

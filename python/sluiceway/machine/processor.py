@@ -55,7 +55,7 @@ def processor_findings() -> Iterator[Finding]:
     verdict = OK if usable > 1 else SLOW
     advice = costs if usable < 2 else ""
     yield Finding("cores", f"{usable} of {total}", verdict, advice, figures=figures)
-    memory, free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), available_bytes()
+    memory, free = total_bytes(), available_bytes()
     few = free < _LEAST_MEMORY
     yield Finding(
         "memory",
@@ -81,6 +81,11 @@ def processor_findings() -> Iterator[Finding]:
     )
     yield _io_uring()
     yield _huge_pages()
+
+
+def total_bytes() -> int:
+    """Memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_bytes() -> int:

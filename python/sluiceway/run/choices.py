@@ -21,7 +21,7 @@ from sluiceway.machine.finding import first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.model.folder import check_model_folder, context_of
 from sluiceway.model.skeleton import build_skeleton
-from sluiceway.model.speeds import measure_speeds
+from sluiceway.model.speeds import disk_speed, measure_speeds
 from sluiceway.run.planning import Prediction
 from sluiceway.run.target_machine import TargetMachine
 
@@ -34,8 +34,15 @@ _KEPT_TENSORS = 8  # Of the size of a block's input.
 _MOST_PARTS = 16  # Of a step, since a rehearsal runs each.
 _WORTH = 0.95  # A later way of an engine has to take less than this share of an earlier one's time.
 
-# Names of ways, those that give up least first.
-_GIVES_UP = ("native", "offload", "offload, 8bit", "native, bf16", "subspace", "zo")
+# What the ways do not have of AdamW, by their names; those that give up least come first.
+_GIVES_UP = {
+    "native": "nothing",
+    "offload": "nothing",
+    "offload, 8bit": "moments of 32 bits: they have 8, masters have 24",
+    "native, bf16": "small updates: weights and moments are rounded to bf16",
+    "subspace": "moments; embeddings and head stay frozen",
+    "zo": "most of a step's gain: two losses give one number",
+}
 
 Changes = dict[str, dict[str, Any]]
 
@@ -48,8 +55,6 @@ class Way:
     ----------
     name : str
         Kind of the engine, and the format of weights or states if that is not fp32.
-    gives_up : str
-        What the engine does not have of AdamW.
     tiers, links : dict
         Peak bytes by tier, and bytes of a step by link.
     written : float
@@ -59,13 +64,17 @@ class Way:
     """
 
     name: str
-    gives_up: str
     config: Config
     tiers: dict[str, int]
     links: dict[str, int]
     written: float
     seconds: float
     short: str
+
+    @property
+    def gives_up(self) -> str:
+        """Features of AdamW that the engine lacks."""
+        return _GIVES_UP[self.name]
 
 
 @dataclass
@@ -120,7 +129,7 @@ def find_choices(
         reasons = {}
         for group in engine():
             if group.least_bytes > machine.device_bytes:
-                reasons[group.name] = (
+                reasons[group.engine["kind"]] = (
                     f"device: weights{group.least_of or ' and inputs of blocks'} take at least "
                     f"{format_bytes(group.least_bytes)}, "
                     f"{format_bytes(machine.device_bytes)} are left"
@@ -147,7 +156,7 @@ def _put_best_first(ways: list[Way]) -> None:
         return
     first = ways[0]
     near = [w for w in ways if not w.short and _WORTH * w.seconds < first.seconds]
-    best = min(near, key=lambda way: _GIVES_UP.index(way.name))
+    best = min(near, key=lambda way: [*_GIVES_UP].index(way.name))
     ways.remove(best)
     ways.insert(0, best)
 
@@ -182,7 +191,6 @@ class _Group:
         Further keys and values for the section `engine`.
     """
 
-    name: str
     engine: dict[str, Any]
     shared: Changes
     variants: list[dict[str, Any]]
@@ -211,11 +219,12 @@ class _Search:
         self._weight_bytes = sum(p.nbytes for p in skeleton.parameters())
         text = skeleton.config.get_text_config()
         width, layers = (getattr(text, k, 0) for k in ("hidden_size", "num_hidden_layers"))
-        element = 2 if machine.device != "host" else DTYPES[self._dtype].itemsize
+        self._on_card = machine.device != "host"
+        element = 2 if self._on_card else DTYPES[self._dtype].itemsize
         self._input_bytes = element * self.length * width * layers  # Of one sequence.
         self._vocabulary = skeleton.get_input_embeddings().num_embeddings
-        self._on_card = machine.device != "host"
-        self._speeds: dict[str, dict[str, Any]] = {}
+        self._speeds: dict[str, dict[str, Any]] = {}  # By dtype.
+        self._disk_rates: dict[str, Any] = {}
         self.error = ""  # Of the last way of an engine that could not be planned.
         self.has_fit = False  # All ways so far of an engine fit by some of their options.
 
@@ -229,7 +238,6 @@ class _Search:
                 for rows in sorted({self.count, self._part}, reverse=True):
                     for checkpointing in (False, True):
                         yield _Group(
-                            "native",
                             {"kind": "native"},
                             self._computing(rows, checkpointing, dtype),
                             [{}],
@@ -244,12 +252,12 @@ class _Search:
         for checkpointing in (False, True):  # All sequences at once: gradients cross once.
             computing = self._computing(self.count, checkpointing)
             kept = self._kept_bytes(self.count, checkpointing)
-            yield _Group("offload", engine, computing, self._states(["device"]), least + kept)
+            yield _Group(engine, computing, self._states(["device"]), least + kept)
         blockwise = self._computing(self._part, checkpointing=False)
         engine |= {"order": "block"} if self.count > self._part else {}
-        yield _Group("offload", engine, blockwise, self._states(["host", "disk"]), least)
+        yield _Group(engine, blockwise, self._states(["host", "disk"]), least)
         engine |= {"weights": "streamed"}
-        yield _Group("offload", engine, blockwise, self._states(["device", "host", "disk"]))
+        yield _Group(engine, blockwise, self._states(["device", "host", "disk"]))
 
     def subspace(self) -> Iterator[_Group]:
         """The residual, or cores."""
@@ -257,9 +265,9 @@ class _Search:
         for rows, checkpointing in ((self.count, False), (self.count, True), (self._part, True)):
             kept = self._kept_bytes(rows, checkpointing)
             computing = self._computing(rows, checkpointing)
-            yield _Group("subspace", engine, computing, [{}], least + kept)
+            yield _Group(engine, computing, [{}], least + kept)
         away = engine | {"activations": "host"}
-        yield _Group("subspace", away, self._computing(self.count, True), [{}], least)
+        yield _Group(away, self._computing(self.count, True), [{}], least)
 
     def zo(self) -> Iterator[_Group]:
         """Losses alone."""
@@ -269,7 +277,7 @@ class _Search:
             least = self._weight_bytes if tier == "device" else 0
             engine = {"kind": "zo", "tier": tier}
             for rows in sorted({self.count, self._part}, reverse=True):
-                yield _Group("zo", engine, self._computing(rows, checkpointing=False), [{}], least)
+                yield _Group(engine, self._computing(rows, checkpointing=False), [{}], least)
 
     def _computing(self, rows: int, checkpointing: bool, dtype: str | None = None) -> Changes:
         """Changes of the config for so many sequences in a micro-batch."""
@@ -350,37 +358,43 @@ class _Search:
         The drive's rate is measured in the machine's folder.
         """
         machine, dtype = self._machine, config.model.dtype
-        rates = machine.rates
-        if machine.is_here or machine.folder is not None:
-            rates = self._measured(config, dtype) | rates
+        if dtype not in self._speeds:
+            self._speeds[dtype] = (self._measured(config) if machine.is_here else {}) | self._disk()
+        rates = self._speeds[dtype] | machine.rates
         if getattr(config.engine, "tier", None) in ("disk", "auto"):
             return rates
         return {key: value for key, value in rates.items() if not key.startswith("disk")}
 
-    def _measured(self, config: Config, dtype: str) -> dict[str, Any]:
-        machine = self._machine
-        if dtype not in self._speeds:
-            engine = {"kind": "offload", "tier": "disk"}
-            rates = {k: v for k, v in machine.rates.items() if k in _DEVICE_RATES}
-            tree = config.resolved() | {"engine": engine, "store": {"path": str(machine.folder)}}
-            tree["device"] |= rates
-            asked = Config.model_validate(tree)
-            self._speeds[dtype] = measure_speeds(
-                asked,
-                choose_placement(asked, of_plan=True),
-                lambda layers: build_skeleton(self._model, DTYPES[dtype], layers),
-                disk=machine.folder is not None,
+    def _measured(self, config: Config) -> dict[str, Any]:
+        dtype = DTYPES[config.model.dtype]
+        placement = choose_placement(config, of_plan=True)
+        return measure_speeds(
+            config, placement, lambda layers: build_skeleton(self._model, dtype, layers)
+        )
+
+    def _disk(self) -> dict[str, Any]:
+        """Measure the drive of the machine's folder, once; empty if it is not here."""
+        folder = self._machine.folder
+        if folder is not None and not self._disk_rates:
+            asked = check_config(
+                {
+                    "model": {"path": self._model},
+                    "data": {"train": [PYDOC]},
+                    "engine": {"kind": "offload", "tier": "disk"},
+                    "store": {"path": str(folder)},
+                }
             )
-        return self._speeds[dtype]
+            self._disk_rates = disk_speed(asked)
+        return self._disk_rates
 
     def _way(self, found: Prediction) -> Way:
         plan: EnginePlan = found.plan
         tiers, links = plan.tiers(found.rehearsal), plan.links()
         seconds = plan.seconds(found.rehearsal, found.speeds)
-        name, gives_up = _described(found.config)
         written = links.get("disk_written", 0) + plan.written_between_steps()
         short = self._short(tiers)
-        return Way(name, gives_up, found.config, tiers, links, written, seconds, short)
+        name = _name_of(found.config)
+        return Way(name, found.config, tiers, links, written, seconds, short)
 
     def _short(self, tiers: dict[str, int]) -> str:
         machine = self._machine
@@ -396,20 +410,9 @@ class _Search:
         )
 
 
-_DEVICE_RATES = ("tflops", "memory_gbps", "host_gbps", "disk_gbps")
-
-
-def _described(config: Config) -> tuple[str, str]:
-    """Return a name for the config's engine, and what the engine gives up of AdamW."""
-    engine, dtype = config.engine, config.model.dtype
-    if engine.kind == "native":
-        if dtype == "fp32":
-            return "native", "nothing"
-        return f"native, {dtype}", f"small updates: weights and moments are rounded to {dtype}"
-    if engine.kind == "offload":
-        if engine.state_codec == "fp32":
-            return "offload", "nothing"
-        return f"offload, {engine.state_codec}", "moments of 32 bits: they have 8, masters have 24"
-    if engine.kind == "subspace":
-        return "subspace", "moments; embeddings and head stay frozen"
-    return "zo", "most of a step's gain: two losses give one number"
+def _name_of(config: Config) -> str:
+    """Return the engine's kind, and the format of weights or states if that is not fp32."""
+    engine = config.engine
+    formats = {"native": config.model.dtype, "offload": getattr(engine, "state_codec", None)}
+    found = formats.get(engine.kind, "fp32")
+    return engine.kind if found == "fp32" else f"{engine.kind}, {found}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,10 @@ from typing import Any
 
 from sluiceway.base.sizes import format_bytes
 from sluiceway.errors import IoError
-from sluiceway.machine.catalogue import Card, Drive, card_of, card_with, drive_names, drive_of
+from sluiceway.machine.card import card_memory
+from sluiceway.machine.catalogue import Card, card_of, card_with, drive_names, drive_of
+from sluiceway.machine.device_ops import ops_on
+from sluiceway.machine.processor import total_bytes
 from sluiceway.model.speeds import LAUNCHING
 from sluiceway.optim.common.tier_limits import device_limit
 
@@ -19,7 +21,7 @@ _CONTEXT_BYTES = 1 << 30  # Of a card for CUDA's context, 0.83 GiB on an H200, a
 _SYSTEM_BYTES = 5 << 30  # Of memory for the system, and for a process that has loaded torch.
 _MEMORY_ELSEWHERE = 32 << 30
 _DRIVE_ELSEWHERE = "gen4"
-NO_DISK = "none"
+_NO_DISK = "none"
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ def target_machine(
     """
     if card is None and device is None:
         return _this_machine(ram, disk)
-    found = card_with(device or 0) if card is None else card_of(card)
-    return _other_machine(found, device, ram, disk, named=card is not None)
+    if card is None:
+        return _other_machine(card_with(device), device, ram, disk, named=False)
+    return _other_machine(card_of(card), device, ram, disk, named=True)
 
 
 def _this_machine(ram: int | None, disk: str | None) -> TargetMachine:
@@ -91,18 +94,19 @@ def _this_machine(ram: int | None, disk: str | None) -> TargetMachine:
     from sluiceway.machine.placement import auto_device
 
     name = auto_device()
-    memory = ram or _memory_here()
+    memory = ram or total_bytes()
     host = _left_of(memory)
     if name == "host":
         device, host = host // 2, host - host // 2
         first = f"this machine's processor, with {format_bytes(memory)} of memory"
         first += ", half of what is left for each of device and host"
     else:
-        device = torch.cuda.get_device_properties(0).total_memory
-        first = f"{torch.cuda.get_device_name(0)}, {format_bytes(device)}, and "
+        card = torch.device(name)
+        total = card_memory(card)["memory_bytes"]
+        first = f"{torch.cuda.get_device_name(card)}, {format_bytes(total)}, and "
         first += f"{format_bytes(memory)} of memory"
-        device = min(device - _CONTEXT_BYTES, device_limit(None))
-    room, size, folder, rates, second = _disk("." if disk is None else disk)
+        device = min(total - _CONTEXT_BYTES, device_limit(None, ops_on(card)))
+    room, size, folder, rates, second = describe_disk("." if disk is None else disk)
     lines = [f"machine: {first}; {second}", _left_line(device, host)]
     return TargetMachine(name, device, host, room, size, folder, rates, lines)
 
@@ -112,7 +116,9 @@ def _other_machine(
 ) -> TargetMachine:
     total = device or card.memory_bytes
     memory = ram or _MEMORY_ELSEWHERE
-    room, size, folder, drive_rates, second = _disk(_DRIVE_ELSEWHERE if disk is None else disk)
+    room, size, folder, drive_rates, second = describe_disk(
+        _DRIVE_ELSEWHERE if disk is None else disk
+    )
     rates = {
         "tflops": card.tflops,
         "tflops_from": f"half of the peak of {card.name}",
@@ -136,40 +142,38 @@ def _other_machine(
     return TargetMachine("cuda:0", usable, host, room, size, folder, rates, lines)
 
 
-def _disk(text: str) -> tuple[int, int, Path | None, dict[str, Any], str]:
+def describe_disk(text: str) -> tuple[int, int, Path | None, dict[str, Any], str]:
     """Describe a disk.
 
     Returns
     -------
     tuple
         Its room and size in bytes, its folder if it is here, its rates if assumed, and its name.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument, sluiceway.errors.IoError
+        The size of a drive is none; the text is neither a folder nor a drive of the catalogue.
     """
-    if text.lower() == NO_DISK:
+    if text.lower() == _NO_DISK:
         return 0, 0, None, {}, "no drive"
     if (drive := drive_of(text)) is not None:
         size = drive.room_bytes
         name = f"a drive {drive.name} of {size / 1e12:.3g} TB"
-        return size, size, None, _rates_of(drive), name
+        rates = {"disk_gbps": drive.gbps, "disk_gbps_from": f"assumed of a drive {drive.name}"}
+        return size, size, None, rates, name
     folder = Path(text).absolute()
     if not text or not folder.is_dir():
         raise IoError(
             f"--disk: {text} is no folder; give a folder on the drive, one of "
             f"{', '.join(drive_names())} for a drive elsewhere, with its size as in gen4:2TB, or "
-            f"{NO_DISK}",
+            f"{_NO_DISK}",
             errno.ENOENT,
             str(folder),
         )
     found = shutil.disk_usage(folder)
     name = f"the drive of {folder}, {format_bytes(found.free)} free"
     return found.free, found.total, folder, {}, name
-
-
-def _rates_of(drive: Drive) -> dict[str, Any]:
-    return {"disk_gbps": drive.gbps, "disk_gbps_from": f"assumed of a drive {drive.name}"}
-
-
-def _memory_here() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _left_of(memory: int) -> int:

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
+from experiments.harness import read_rows
+from experiments.plan.what_fits import MACHINES, MODELS, RESULTS, table
+
 TREES = (".ci", "compress", "configs", "docs", "experiments", "kernels", "python", "runtime",
          "tests")  # fmt: skip
 KINDS = {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi", ".md", ".txt", ".yaml", ".toml", ".css", ""}
@@ -147,3 +150,17 @@ def test_each_mention_that_leads_nowhere_is_named(
     assert len(found) == 1, found
     assert found[0].startswith(f"{path}: ")
     assert rule in found[0]
+
+
+def test_table_of_what_fits_is_that_of_the_experiment() -> None:
+    rows = read_rows(RESULTS)
+    assert len(rows) == len(MODELS) * len(MACHINES)
+    assert table(rows) in (REPOSITORY / ("README" + MD)).read_text(encoding="utf-8")
+
+
+def test_readme_is_short_and_its_cells_are_too() -> None:
+    lines = (REPOSITORY / ("README" + MD)).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+    cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
+    assert [cell for cell in cells if len(cell.split()) > 25] == []
