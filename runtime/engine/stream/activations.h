@@ -6,8 +6,8 @@
 //   back    page-locked memory -> device
 //
 // A tensor: keep(), then bring() and await() any number of times, then forget(). Tensors may come
-// back in any order. A forgotten tensor's place serves a later one that fits, so steps of equal
-// shapes allocate nothing after the first one.
+// back in any order. A forgotten tensor's place serves a later one that fits, so later steps of
+// equal shapes need no more than the bound below.
 //
 // Thread safety: one thread at a time calls.
 // Lifetime:      the memory that keep() reads lives until has_left(); the memory that bring()
