@@ -278,7 +278,7 @@ newest: $(STAMPS)/packages $(STAMPS)/test-packages
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet --upgrade torch transformers 'scikit-build-core>=1.1' \
 	  accelerate datasets hypothesis liger-kernel matplotlib peft plotly pybind11-stubgen pydantic pyelftools pytest \
-	  pytest-timeout pytest-xdist rich ruff trl typer
+	  pytest-timeout pytest-xdist rich ruff tensorboard trl typer
 	$(NEWEST)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
 	  --config-settings=build-dir=build/newest/objects --editable .
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(NEWEST)/bin/python -m pytest $(PARALLEL) $(NEWEST_TESTS)

@@ -226,7 +226,7 @@ def _export(
     from sluiceway.base.interrupt import Interrupt
     from sluiceway.base.json_text import json_text
     from sluiceway.base.sizes import format_bytes
-    from sluiceway.commands.export import export
+    from sluiceway.run.export import export
 
     with Interrupt():
         done = export(folder, to, dtype, force, step)

@@ -185,7 +185,11 @@ def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
     """
     if said := too_many_threads(config):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
-    if said := missing_files(config.data):
+    if config.train.epochs is not None:
+        from sluiceway.run.session import read_inputs, with_steps
+
+        config = with_steps(config, read_inputs(config, Path(config.model.path)))
+    elif said := missing_files(config.data):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
     if trial is not None:
         from sluiceway.commands.measured_plan import check_trial

@@ -33,14 +33,15 @@ def train(
     with Interrupt() as interrupt:
         from sluiceway.run.checkpoint import check_if_save
         from sluiceway.run.run import Run
-        from sluiceway.run.session import read_inputs
+        from sluiceway.run.session import read_inputs, with_steps
 
         check_if_save(Path(checked.model.path))
+        inputs = read_inputs(checked, Path(checked.model.path))
+        checked = with_steps(checked, inputs)
         if checked.engine.awaits_plan:
             from sluiceway.run.planning import planned
 
             checked = planned(checked, path, as_json)
-        inputs = read_inputs(checked, Path(checked.model.path))
         folder = RunFolder.create(path, checked)
         try:
             with progress_sink(as_json) as sink:
@@ -71,6 +72,8 @@ def print_summary(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     ratio = summary.get("native_ratio")
     held_out, first = summary.get("final_eval_loss"), summary.get("first_eval_loss")
     parts = [f"{path}: {summary['steps']} steps"]
+    if summary.get("stopped_early"):
+        parts[0] += ", stopped early"
     if summary.get("final_loss") is not None:
         parts.append(f"loss {summary['final_loss']:.4f}")
     if held_out is not None and first is not None:

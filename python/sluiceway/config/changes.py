@@ -11,8 +11,10 @@ from sluiceway.errors import InvalidArgument
 # Keys, or whole sections, that may change: the optimizer's state fits the weights all the same.
 _CHANGEABLE = (
     "train.steps",
+    "train.epochs",
     "train.lr",
     "train.schedule",
+    "train.schedule_options",
     "train.warmup_steps",
     "train.max_norm",
     "train.weight_decay",
@@ -20,6 +22,10 @@ _CHANGEABLE = (
     "train.eval_sequences",
     "train.save_every",
     "train.max_skipped",
+    "train.early_stopping_patience",
+    "train.early_stopping_threshold",
+    "train.keep_best",
+    "train.report_to",
     "device",
     "budget",
     "schedule",
@@ -48,6 +54,8 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
         for key in sorted(old.keys() | new.keys(), key=lambda k: (k not in old or k not in new, k))
         if old.get(key) != new.get(key)
     }
+    if after.train.epochs is not None:
+        found.pop("train.steps", None)  # They follow from the data, which is not read yet.
     changeable = (*_CHANGEABLE, *(f"engine.{key}" for key in after.engine.changeable))
     fixed = [key for key in found if not _is_among(key, changeable)]
     if fixed:

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 from sluiceway.config.complaints import Complaints
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines import DEFAULT_KIND, section_of
-from sluiceway.config.schema import Config, check_available, device_in_full
+from sluiceway.config.schema import TRAINER_NAMES, Config, check_available, device_in_full
 from sluiceway.errors import InvalidArgument, IoError
 
+_LENGTHS = {("train", "steps"), ("train", "epochs")}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -32,11 +33,15 @@ def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> 
         The file has a value that this version does not support; the text names supported values.
     """
     tree, lines = _read(Path(path))
+    _rename(tree, lines, path)
     where = {keys: f"{path}:{line}" for keys, line in lines.items()}
     if overrides and "device" in tree:  # One of them may set what the short form has not.
         tree["device"] = device_in_full(tree["device"])
     for override in overrides or []:
         keys = _apply(tree, override)
+        if keys in _LENGTHS:  # The one that is said last holds.
+            for other in _LENGTHS - {keys}:
+                tree["train"].pop(other[-1], None)
         where = {known: at for known, at in where.items() if known[: len(keys)] != keys}
         where[keys] = f"--set {'.'.join(keys)}"
     return check_config(tree, where, str(path))
@@ -105,9 +110,26 @@ def _collect_lines(node: yaml.Node, keys: tuple, lines: dict, path: Path) -> Non
         _collect_lines(value, child, lines, path)
 
 
+def _rename(tree: dict, lines: dict[tuple, int], path: str | os.PathLike) -> None:
+    """Give keys of `train` that have a name of transformers.TrainingArguments our name."""
+    train = tree.get("train")
+    for theirs, ours in TRAINER_NAMES.items() if isinstance(train, dict) else ():
+        if theirs not in train:
+            continue
+        if ours in train:
+            raise InvalidArgument(
+                f"{path}:{lines['train', theirs]}: train.{theirs} is another name of "
+                f"train.{ours}, which line {lines['train', ours]} has; leave out one of them"
+            )
+        train[ours] = train.pop(theirs)
+        lines["train", ours] = lines.pop(("train", theirs))
+
+
 def _apply(tree: dict, override: str) -> tuple[str, ...]:
     name, equals, text = override.partition("=")
     keys = tuple(name.strip().split("."))
+    if keys[0] == "train":
+        keys = ("train", *(TRAINER_NAMES.get(key, key) for key in keys[1:]))
     if not equals or not all(keys):
         raise InvalidArgument(f"--set {override}: expected a.b=value, such as train.lr=1e-3")
     try:

@@ -6,6 +6,7 @@ reports errors with the line; `Config.resolved()` returns every value, defaults 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Annotated, Any, Literal
@@ -45,7 +46,57 @@ ColumnName = Literal[
     "system",
     "tools",
 ]
+Schedule = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+]
+Tracker = Literal[
+    "aim",
+    "clearml",
+    "comet_ml",
+    "dvclive",
+    "mlflow",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+]
 PYDOC = "pydoc"  # A text that every Python brings along.
+# Names of transformers.TrainingArguments that a file may use for keys of `train`.
+TRAINER_NAMES = {
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "accumulate",
+    "learning_rate": "lr",
+    "lr_scheduler_type": "schedule",
+    "lr_scheduler_kwargs": "schedule_options",
+    "adam_epsilon": "eps",
+    "max_grad_norm": "max_norm",
+    "eval_steps": "eval_every",
+    "save_steps": "save_every",
+    "load_best_model_at_end": "keep_best",
+}
+
+
+def _steps_or_share(value: float) -> float:
+    if value >= 1 and value != int(value):
+        raise ValueError(f"is {value}, expected whole steps, or a share of all steps below 1")
+    return value if value < 1 else int(value)
+
+
+def _names(value: Any) -> Any:
+    """Turn `none`, as TrainingArguments have it, or one name into a list."""
+    if value in (None, False, "none"):
+        return []
+    return [value] if isinstance(value, str) else value
 
 
 def _device_name(value: str) -> str:
@@ -131,13 +182,24 @@ class DataSection(Section):
 
 class TrainSection(Section):
     steps: Count = option(200, "Steps of the optimizer.")
+    epochs: Positive | None = option(
+        None, "Passes over the training data, which take the place of `steps`; null: `steps`."
+    )
     micro_batch: Count = option(4, "Sequences of one forward.")
     accumulate: Count = option(1, "Micro-batches of a step.")
     lr: NotNegative = option(1e-4, "Learning rate after the warmup.")
-    schedule: Literal["constant", "linear", "cosine"] = option(
-        "cosine", "Course of the learning rate after the warmup; linear and cosine end at 0."
+    schedule: Schedule = option(
+        "cosine",
+        "Course of the learning rate after the warmup, as transformers computes it; linear and "
+        "cosine end at 0.",
     )
-    warmup_steps: Natural = option(0, "Steps in which the learning rate rises from 0.")
+    schedule_options: dict[str, int | float | str] = Field(
+        default_factory=dict,
+        description="Further arguments of the schedule, such as `{min_lr_rate: 0.1}`.",
+    )
+    warmup_steps: Annotated[NotNegative, AfterValidator(_steps_or_share)] = option(
+        0, "Steps in which the learning rate rises from 0; below 1: their share of all steps."
+    )
     betas: tuple[Beta, Beta] = option((0.9, 0.999), "Decay of AdamW's moments.")
     eps: Positive = option(1e-8, "Number that AdamW adds to the root of the second moment.")
     weight_decay: NotNegative = option(0.01, "Decay of the weights, times the learning rate.")
@@ -160,6 +222,33 @@ class TrainSection(Section):
     max_skipped: Count = option(
         10, "Steps in a row that may be skipped for numbers that are not finite."
     )
+    early_stopping_patience: Count | None = option(
+        None,
+        "Evaluations in a row without a lower loss after which training stops; null: it never "
+        "stops early.",
+    )
+    early_stopping_threshold: NotNegative = option(
+        0.0, "Amount, in nats, by which a loss has to be lower than the lowest before."
+    )
+    keep_best: bool = option(
+        False, "Keep the model of the lowest held-out loss in the folder `best` of the run."
+    )
+    report_to: Annotated[list[Tracker], BeforeValidator(_names)] = Field(
+        default_factory=list, description="Trackers that get the run's figures; none by default."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, tree: Any) -> Any:
+        if isinstance(tree, dict) and tree.get("epochs") is not None and "steps" in tree:
+            raise ValueError("has epochs and steps, expected one of them")
+        return tree
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the warmup."""
+        share = self.warmup_steps
+        return math.ceil(share * self.steps) if share < 1 else int(share)
 
 
 class DeviceSection(Section):
@@ -236,11 +325,23 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> Config:
-        if self.train.warmup_steps > self.train.steps:
+        train = self.train
+        if train.epochs is None and train.warmup > train.steps:
             raise ValueError(
-                f"train.warmup_steps is {self.train.warmup_steps}, expected at most "
-                f"train.steps, {self.train.steps}"
+                f"train.warmup_steps is {train.warmup_steps}, expected at most "
+                f"train.steps, {train.steps}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_if_it_has_to(self) -> Config:
+        train = self.train
+        for key in ("early_stopping_patience", "keep_best"):
+            if getattr(train, key) and not (self.data.holds_out and train.eval_every):
+                raise ValueError(
+                    f"train.{key} needs a held-out loss: set train.eval_every, and data.eval or "
+                    "data.split"
+                )
         return self
 
     @property

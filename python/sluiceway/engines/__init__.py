@@ -39,7 +39,11 @@ def engine_of(config: Config) -> Engine:
 
 
 def native_twin(config: Config) -> Config:
-    """Return the run's config with plain AdamW and no saves, which `compare: native` measures."""
-    train = config.train.model_copy(update={"save_every": 0})
+    """Return the run's config with plain AdamW, which `compare: native` measures.
+
+    It makes all steps, saves nothing, and reports to no tracker.
+    """
+    less = {"save_every": 0, "early_stopping_patience": None, "keep_best": False, "report_to": []}
+    train = config.train.model_copy(update=less)
     engine = engine_of(config).twin()
     return config.model_copy(update={"engine": engine, "train": train, "compare": None})

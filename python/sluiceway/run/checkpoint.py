@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -54,6 +55,18 @@ class Position:
     seconds: float = 0.0  # In steps, over all sittings.
     first_eval_loss: float | None = None
     last_eval_loss: float | None = None
+    best_eval_loss: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
+
+    def note_evaluation(self, loss: float, threshold: float) -> bool:
+        """Count an evaluation; return whether its loss is the lowest, by more than `threshold`."""
+        best = math.inf if self.best_eval_loss is None else self.best_eval_loss
+        if not loss < best - threshold:
+            self.evaluations_since_best += 1
+            return False
+        self.best_eval_loss, self.best_step, self.evaluations_since_best = loss, self.step, 0
+        return True
 
 
 def publish(target: Path, write: Callable[[Path], None]) -> None:

@@ -14,6 +14,7 @@ import torch
 from sluiceway.base.interrupt import Interrupt, Interrupted
 from sluiceway.config.schema import Config, TrainSection
 from sluiceway.engines.engine import Engine, Update
+from sluiceway.errors import InvalidArgument
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
 from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
@@ -33,20 +34,51 @@ _NOTHING = {
 }
 
 
-def learning_rate(train: TrainSection, step: int) -> float:
-    """Learning rate of a step, counted from 0: linear warmup, then the schedule's decay to zero.
+def learning_rates(train: TrainSection) -> Callable[[int], float]:
+    """Return a function of a step, counted from 0: linear warmup, then the schedule's course.
 
-    The rate depends on the step alone, so that a resumed run needs no state of a scheduler.
+    The rate depends on the step alone, so that a resumed run needs no state of a scheduler. The
+    warmup ends with the full rate and has no step of rate 0, unlike that of transformers.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        An option of the schedule is missing, unknown, or has a value that it cannot have.
     """
-    if step < train.warmup_steps:
-        return train.lr * (step + 1) / train.warmup_steps
-    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
-    factors = {
-        "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-    }
-    return train.lr * factors[train.schedule]
+    from transformers import get_scheduler
+
+    nothing = torch.optim.SGD([torch.zeros(())], lr=train.lr)
+    options = train.schedule_options
+    try:
+        course = get_scheduler(train.schedule, nothing, train.warmup, train.steps, options)
+        factor = course.lr_lambdas[0]
+        factor(train.warmup)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        reason = str(error).rpartition("lr_lambda() ")[2].rpartition("() ")[2]
+        raise InvalidArgument(
+            f"train.schedule_options: {options} does not suit the schedule {train.schedule}: "
+            f"{reason}"
+        ) from None
+    if options and train.schedule.startswith("constant"):
+        raise InvalidArgument(
+            f"train.schedule_options: {options}, expected none: the schedule {train.schedule} has "
+            "no options"
+        )
+
+    def rate(step: int) -> float:
+        if step < train.warmup:
+            return train.lr * (step + 1) / train.warmup
+        return train.lr * factor(step)
+
+    return rate
+
+
+def is_over(train: TrainSection, position: Position) -> bool:
+    """Tell whether a run has made its last step, or has stopped early."""
+    patience = train.early_stopping_patience
+    return position.step >= train.steps or (
+        patience is not None and position.evaluations_since_best >= patience
+    )
 
 
 class Watcher(Protocol):
@@ -100,6 +132,8 @@ class Loop:
         Saves the run as it is between two steps.
     note : callable or None
         Called after every step, when the run is in a state from which a resume can continue.
+    keep : callable or None
+        Called after a save of the step that has the lowest held-out loss so far.
     """
 
     def __init__(
@@ -111,6 +145,7 @@ class Loop:
         watch: Watcher,
         saves: Saver | None,
         note: Callable[[], None] | None = None,
+        keep: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._context = context
@@ -119,6 +154,8 @@ class Loop:
         self._watch = watch
         self._saves = saves
         self._note = note
+        self._keep = keep
+        self._rate = learning_rates(config.train)
 
     def run(self) -> None:
         """Train to the last step.
@@ -142,8 +179,9 @@ class Loop:
             if position.step == 0 and self._context.held_out is not None:
                 line = {"step": 0, **self._evaluate()}
                 position.first_eval_loss = line["eval_loss"]
+                position.note_evaluation(line["eval_loss"], train.early_stopping_threshold)
                 self._watch(line, position)
-            while position.step < train.steps:
+            while not is_over(train, position):
                 if self._interrupt.requested:
                     self._stop()
                 self._one_step(data)
@@ -162,7 +200,7 @@ class Loop:
         began = time.perf_counter()
         batches = [data.next() for _ in range(train.accumulate)]
         waited = time.perf_counter() - began
-        rate = learning_rate(train, position.step)
+        rate = self._rate(position.step)
         # Before the first backward: work of a step may start before step() is called.
         for group in self._context.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -177,16 +215,23 @@ class Loop:
         seconds = time.perf_counter() - began
         line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
         line |= {"saving": 1} if saving else {}
+        is_best = False
         if evaluates and self._context.held_out is not None:
             line |= self._evaluate()
             position.last_eval_loss = line["eval_loss"]
+            threshold = train.early_stopping_threshold
+            is_best = position.note_evaluation(line["eval_loss"], threshold)
         self._watch(line, position)
         if self._note is not None:
             self._note()
         self._check_skipped(update.loss)
         if self._saves is not None:
             self._saves.check()
-            if saves:
+            if is_best and self._keep is not None:
+                with self._context.timeline.range("save"):
+                    self._saves.complete(position)
+                self._keep()
+            elif saves:
                 with self._context.timeline.range("save"):
                     self._saves.begin(position)
 

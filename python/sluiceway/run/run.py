@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,17 +20,25 @@ from sluiceway.errors import Corrupt, Error, InvalidArgument, IoError
 from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
+from sluiceway.run.export import write_best
 from sluiceway.run.held_out import check_next_token
 from sluiceway.run.last_save import LastSave, tell_changes
-from sluiceway.run.loop import Loop, RunContext
+from sluiceway.run.loop import Loop, RunContext, is_over
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
 from sluiceway.run.saving.saves import Saves
-from sluiceway.run.session import Inputs, open_context, read_inputs, seed_everything
+from sluiceway.run.session import (
+    Inputs,
+    open_context,
+    read_inputs,
+    seed_everything,
+    with_steps,
+)
 from sluiceway.run.step_figures import Diverged, check_converged
 from sluiceway.run.summary import describe_parameters, summarise
+from sluiceway.run.trackers import Trackers
 from sluiceway.store.drives import find_drives
-from sluiceway.text.batches import describe_sequences
+from sluiceway.text.batches import describe_length, describe_sequences
 
 
 class Run:
@@ -54,8 +63,14 @@ class Run:
     def train(self, inputs: Inputs | None = None) -> dict[str, Any]:
         """Train from the initial model to the last step; return the summary."""
         source = Path(self._config.model.path)
-        inputs = inputs or read_inputs(self._config, source)
+        inputs = inputs or self._read_inputs(source)
         return self._go(inputs, source, Position(), begins=True)
+
+    def _read_inputs(self, source: Path) -> Inputs:
+        """Read the inputs, and count the steps of `train.epochs`."""
+        inputs = read_inputs(self._config, source)
+        self._config = with_steps(self._config, inputs)
+        return inputs
 
     def resume(self, save: LastSave | None, drops_commits: bool = False) -> dict[str, Any]:
         """Train from a save of this folder or a later commit to the last step; return the summary.
@@ -67,12 +82,12 @@ class Run:
         drops_commits : bool
             Continue from the save, and drop commits after it.
         """
-        if save is None:
-            self._check_store()
         source = Path(self._config.model.path) if save is None else save.folder
         position = Position() if save is None else save.position
+        inputs = self._read_inputs(source)
+        if save is None:
+            self._check_store()
         self._check_steps(position, "save")
-        inputs = read_inputs(self._config, source)
         if save is not None:
             self._check_data(save.state, inputs)
         return self._go(inputs, source, position, save, drops_commits=drops_commits)
@@ -119,9 +134,10 @@ class Run:
         drops_commits: bool = False,
     ) -> dict[str, Any]:
         # A run that is over makes no step, and keeps its trace.
-        unfinished = position.step < self._config.train.steps
+        unfinished = not is_over(self._config.train, position)
         kind = self._config.engine.kind
-        self._say(kind, describe_sequences(self._config.data, inputs.counts))
+        found = describe_sequences(self._config.data, inputs.counts)
+        self._say(kind, [*found, describe_length(self._config.train, inputs.train)])
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
             with self._folder.changed_config(self._config):  # A resume may have changed it.
@@ -235,13 +251,7 @@ class Run:
         source: Path,
         saved: int | None,
     ) -> dict[str, Any]:
-        extra = {
-            "data": inputs.fingerprint,
-            "config": self._config.resolved(),
-            "run": self._folder.identity,
-        }
-        if settled := context.engine.settled():
-            extra["settled"] = settled
+        extra = self._extra(inputs, context)
 
         def note() -> None:
             context.engine.note_run(packed(position, context.engine, extra))
@@ -249,6 +259,7 @@ class Run:
         def watch(line: dict[str, Any], at: Position) -> None:
             self._folder.append(line)
             progress(line, at)
+            trackers(line)
 
         def sum_up(status: str) -> dict[str, Any]:
             lines = self._folder.lines()
@@ -257,6 +268,7 @@ class Run:
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
         noting = note if self._config.engine.commits else None
+        keep = partial(write_best, self._folder, self._placed, position)
         self._say(kind, [describe_parameters(context.model), *context.engine.description()])
         place = self._folder.checkpoint_path
         with (
@@ -270,10 +282,12 @@ class Run:
                 tell=progress.saving,
                 cpu=context.placement.lane_cpu,
             ) as saves,  # fmt: skip
+            Trackers(self._folder.path, self._config) as trackers,
         ):
             context.engine.watch_calibration(progress.calibrating)
             try:
-                Loop(self._config, context, position, self._interrupt, watch, saves, noting).run()
+                given = (self._config, context, position, self._interrupt, watch, saves)
+                Loop(*given, noting, keep if self._config.train.keep_best else None).run()
                 if position.step != saved or not place.exists():
                     saves.complete(position)
                 check_converged(self._folder.lines())
@@ -286,6 +300,16 @@ class Run:
         summary = sum_up("done")
         self._folder.write_summary(summary)
         return summary
+
+    def _extra(self, inputs: Inputs, context: RunContext) -> dict[str, Any]:
+        """Plain values that saves and commits keep beside the position."""
+        settled = context.engine.settled()
+        return {
+            "data": inputs.fingerprint,
+            "config": self._config.resolved(),
+            "run": self._folder.identity,
+            **({"settled": settled} if settled else {}),
+        }
 
     def _say(self, title: str, texts: Iterable[str]) -> None:
         """Print the first lines of a run, which describe its data and its engine."""

@@ -41,6 +41,7 @@ class RunFolder:
         self.summary_path = path / "summary.json"
         self.trace_path = path / "trace.json"
         self.checkpoint_path = path / "checkpoint"
+        self.best_path = path / "best"
         self.identity_path = path / "run.id"
         self._metrics: TextIO | None = None
         self._made: list[Path] = []  # Folders that were not there before, the deepest first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from sluiceway.config.file import check_config
 from sluiceway.config.schema import Config
 from sluiceway.engines import engine_of
 from sluiceway.machine.footprint import DevicePeak
 from sluiceway.machine.placement import Placement, choose_placement, enter_placement
 from sluiceway.model.folder import check_context, load_tokenizer
-from sluiceway.run.loop import RunContext
+from sluiceway.run.loop import RunContext, learning_rates
 from sluiceway.run.timeline import Timeline
+from sluiceway.run.trackers import check_trackers
 from sluiceway.text.batches import Sequences, load_sequences
 
 
@@ -46,12 +49,26 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
     folder : Path
         Folder of the model's files: the config's model.path, or a save of a run.
     """
+    check_trackers(config.train.report_to)
     shape = engine_of(config).weights(folder).shape
     check_context(shape, str(folder), config.data.sequence_length)
     placement = choose_placement(config)
     tokenizer = load_tokenizer(folder)
     train, held_out, counts = load_sequences(config, tokenizer, vocabulary_of(shape, tokenizer))
-    return Inputs(placement, train, held_out, counts)
+    inputs = Inputs(placement, train, held_out, counts)
+    learning_rates(with_steps(config, inputs).train)  # Refuses what does not suit its schedule.
+    return inputs
+
+
+def with_steps(config: Config, inputs: Inputs) -> Config:
+    """Return the config with the number of steps that `train.epochs` makes of the data."""
+    train, sequences = config.train, len(inputs.train)
+    if train.epochs is None:
+        return config
+    steps = math.ceil(train.epochs * sequences / (train.micro_batch * train.accumulate))
+    tree = config.resolved()
+    tree["train"] |= {"epochs": None, "steps": steps}
+    return check_config(tree, name=f"train.epochs: {train.epochs:g} of {sequences:,} sequences")
 
 
 def vocabulary_of(shape: dict, tokenizer: Any) -> int:

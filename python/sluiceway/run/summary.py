@@ -49,6 +49,9 @@ def summarise(
         "seconds": position.seconds,
         "first_eval_loss": position.first_eval_loss,
         "final_eval_loss": position.last_eval_loss,
+        "best_eval_loss": position.best_eval_loss,
+        "best_step": position.best_step,
+        "stopped_early": status == "done" and position.step < config.train.steps,
         **figures,
     }
     if native:

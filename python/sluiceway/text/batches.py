@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from sluiceway.config.schema import Config, DataSection
+from sluiceway.config.schema import Config, DataSection, TrainSection
 from sluiceway.text.documents import KINDS, Corpus, read_corpora
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
 
@@ -65,6 +65,14 @@ def describe_sequences(data: DataSection, counts: dict[str, int]) -> list[str]:
     return [
         _described(data, counts, part) for part in ("train", "eval") if f"{part}_tokens" in counts
     ]
+
+
+def describe_length(train: TrainSection, sequences: Sequences) -> str:
+    """Say how many steps a run has, and how often it sees each sequence."""
+    each = train.micro_batch * train.accumulate
+    epochs = train.steps * each / len(sequences)
+    steps, taken = _counted(train.steps, "steps"), _counted(each, "sequences")
+    return f"{steps} of {taken}: {epochs:.3g} epochs"
 
 
 def _counted(count: int, plural: str) -> str:

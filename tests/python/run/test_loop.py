@@ -11,13 +11,14 @@ import torch
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import TrainSection
-from sluiceway.errors import Error
+from sluiceway.errors import Error, InvalidArgument
 from sluiceway.optim.native import NativeAdamW
 from sluiceway.run.checkpoint import Position
-from sluiceway.run.loop import Loop, learning_rate
+from sluiceway.run.loop import Loop, learning_rates
 from sluiceway.run.session import open_context, read_inputs
 from sluiceway.run.step_figures import step_figures
 from sluiceway.text.batches import Prefetch
+from transformers import get_scheduler
 
 
 @pytest.fixture
@@ -71,13 +72,69 @@ def weights_of(context):
 )
 def test_rate_warms_up_linearly_and_then_follows_the_schedule(schedule, expected):
     train = TrainSection(lr=2.0, steps=6, warmup_steps=2, schedule=schedule)
-    rates = [learning_rate(train, step) / 2.0 for step in range(6)]
+    rate = learning_rates(train)
+    rates = [rate(step) / 2.0 for step in range(6)]
     assert rates == pytest.approx(expected, abs=1e-15)
 
 
 def test_run_that_is_all_warmup_has_a_rate_in_every_step():
     train = TrainSection(lr=1.0, steps=4, warmup_steps=4)
-    assert [learning_rate(train, step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    rate = learning_rates(train)
+    assert [rate(step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("constant_with_warmup", {}),
+        ("linear", {}),
+        ("cosine", {}),
+        ("cosine", {"num_cycles": 1.5}),
+        ("cosine_with_restarts", {"num_cycles": 3}),
+        ("cosine_with_min_lr", {"min_lr": 0.3}),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+        ("polynomial", {"lr_end": 0.01, "power": 2.0}),
+        ("inverse_sqrt", {"timescale": 7}),
+        ("warmup_stable_decay", {"num_decay_steps": 4, "min_lr_ratio": 0.2}),
+    ],
+)
+def test_rates_after_the_warmup_are_those_of_transformers(schedule, options):
+    train = TrainSection(
+        lr=2.0, steps=17, warmup_steps=3, schedule=schedule, schedule_options=options
+    )
+    rate, optimizer = learning_rates(train), torch.optim.SGD([torch.zeros(1)], lr=2.0)
+    theirs = get_scheduler(schedule, optimizer, 3, 17, options)
+    for step in range(17):
+        if step >= 3:
+            assert rate(step) == theirs.get_last_lr()[0], step
+        else:
+            assert rate(step) == 2.0 * (step + 1) / 3
+        optimizer.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "said"),
+    [
+        ("constant", {"power": 2}, "the schedule constant has no options"),
+        ("linear", {"power": 2}, "linear: got an unexpected keyword argument 'power'"),
+        ("warmup_stable_decay", {}, "num_decay_steps"),
+        ("cosine_with_min_lr", {}, "min_lr"),
+        ("polynomial", {"lr_end": 3.0}, "lr_end"),
+        ("cosine", {"num_cycles": "many"}, "cosine: "),
+    ],
+)
+def test_options_that_do_not_suit_the_schedule_are_one_clear_error(schedule, options, said):
+    train = TrainSection(lr=2.0, steps=17, schedule=schedule, schedule_options=options)
+    with pytest.raises(InvalidArgument, match=r"train\.schedule_options") as error:
+        learning_rates(train)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("given", "steps"), [(0, 0), (0.1, 2), (0.25, 5), (1, 1), (7, 7)])
+def test_warmup_is_steps_or_their_share(given, steps):
+    assert TrainSection(steps=17, warmup_steps=given).warmup == steps
 
 
 # ---- Steps ----

@@ -21,7 +21,7 @@ from sluiceway.engines import engine_of
 from sluiceway.machine.placement import DTYPES, denormals
 from sluiceway.model.folder import load_model
 from sluiceway.run.held_out import mean_loss
-from sluiceway.run.loop import learning_rate
+from sluiceway.run.loop import learning_rates
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import Batches, in_order
@@ -74,7 +74,7 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
         model, weight_decay=train.weight_decay, eps=engine.eps, directions=engine.directions,
         noise=engine.noise, seed=train.seed,
     )  # fmt: skip
-    uneven = 0
+    uneven, rate = 0, learning_rates(train)
     with denormals(config, inputs.placement):
         for step in range(train.steps):
             first, second = batches[2 * step], batches[2 * step + 1]
@@ -85,7 +85,7 @@ def by_hand(path: Path) -> tuple[list[float], list[list[float]], dict[str, torch
                 return loss_of(**batch.inputs, use_cache=False) * (batch.learned * 2 / total)
 
             for group in opt.param_groups:
-                group["lr"] = learning_rate(train, step)
+                group["lr"] = rate(step)
             losses.append(opt.step([partial(closure, first), partial(closure, second)]).item())
             g.append(opt.stats()["zo"]["g"])
     assert uneven

@@ -13,8 +13,8 @@ import pytest
 import torch
 from conftest import assert_short_error
 from safetensors.torch import load_file
-from sluiceway.commands.export import export
 from sluiceway.optim.zo.optimizer import ZoSgd
+from sluiceway.run.export import export
 
 STEPS = 7
 

@@ -255,7 +255,8 @@ def test_run_on_json_lines_learns_the_texts_and_says_what_it_found(
     said = outcome.out.splitlines()
     assert said[0].endswith("data: 36 texts in 1 file; 36 sequences of at most 32 tokens")
     assert "held out: 4 texts in 1 file; 4 sequences" in said[1]
-    assert re.fullmatch(r"native: trains 2\d\.\d k of 2\d\.\d k parameters", said[2])
+    assert said[2] == "native: 1 step of 2 sequences: 0.0556 epochs"
+    assert re.fullmatch(r"native: trains 2\d\.\d k of 2\d\.\d k parameters", said[3])
     counts = json.loads((tmp_path / "out" / "summary.json").read_text())["data"]
     assert (
         counts["train_tokens"]

@@ -1,4 +1,4 @@
-"""`sluiceway export`: copies the last save of a run, or a step, to a transformers folder.
+"""Copies the last save of a run, a step, or the best model so far, to a transformers folder.
 
 Weights are streamed, so memory does not grow with the model.
 """
@@ -18,8 +18,10 @@ from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from sluiceway.config.schema import Config
     from sluiceway.engines.engine import Engine
     from sluiceway.engines.weights import CopiedWeights
+    from sluiceway.run.checkpoint import Position
 
 CARD = "README.md"
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -65,7 +67,8 @@ def export(
     with _weights(engine, save, step) as weights, replace_folder(to) as folder:
         _copy_side_files(save.folder, folder, dtype)
         written = save.step if step is None else step
-        (folder / CARD).write_text(_card(save, written), encoding="utf-8")
+        losses = save.position if written == save.step else None
+        (folder / CARD).write_text(_card(save.config, written, losses), encoding="utf-8")
         with meter("export", weights.size, in_bytes=True) as advance:
             weights.copy(folder, dtype, advance)
         save.check_unchanged()
@@ -78,11 +81,33 @@ def export(
     }
 
 
-def _card(save: LastSave, step: int) -> str:
-    """Return the model card: what the model was made from, and how."""
-    config, position = save.config, save.position
+def write_best(run: RunFolder, config: Config, position: Position) -> None:
+    """Put the model of the save that the run has just made into the run's folder `best`.
+
+    Parameters
+    ----------
+    config : Config
+        The run's config, with default paths inside the run's folder.
+    """
+    from sluiceway.base.atomic import replace_folder
+    from sluiceway.engines import engine_of
+
+    weights = engine_of(config).weights(run.checkpoint_path)
+    with replace_folder(run.best_path) as folder:
+        _copy_side_files(run.checkpoint_path, folder, None)
+        (folder / CARD).write_text(_card(config, position.step, position), encoding="utf-8")
+        weights.copy(folder, None, lambda count: None)
+
+
+def _card(config: Config, step: int, position: Position | None) -> str:
+    """Return the model card: what the model was made from, and how.
+
+    Parameters
+    ----------
+    position : Position or None
+        Has the losses of the step; None: they are not known.
+    """
     base, train = Path(config.model.path).name, config.train
-    losses = [position.first_eval_loss, position.last_eval_loss]
     lines = [
         "---", "library_name: transformers", "tags: [sluiceway]", "---", "",
         f"# {base}, fine-tuned", "", f"- Base model: {base}",
@@ -90,8 +115,8 @@ def _card(save: LastSave, step: int) -> str:
         f"- Steps: {step}, of at most {config.tokens_per_step:,} tokens",
         f"- Engine: `{config.engine.kind}`, learning rate {train.lr:g}, {train.schedule}",
     ]  # fmt: skip
-    if step == save.step and None not in losses:
-        before, after = losses
+    if position is not None and None not in (position.first_eval_loss, position.last_eval_loss):
+        before, after = position.first_eval_loss, position.last_eval_loss
         lines.append(f"- Held-out loss: {before:.4f} before, {after:.4f} after, nats per token")
     return "\n".join([*lines, "", "Trained with Sluiceway.", ""])
 
