@@ -198,7 +198,10 @@ def _random_sequences(config: Config, vocabulary: int) -> Sequences:
     count = config.train.micro_batch * config.train.accumulate
     tokens = np.random.default_rng(0).integers(vocabulary, size=count * length, dtype=np.int32)
     starts = np.arange(count, dtype=np.int64) * length
-    return Sequences(tokens, np.ones(len(tokens), bool), starts, np.full(count, length, np.int64))
+    lengths = np.full(count, length, np.int64)
+    halves = np.arange(0, len(tokens), max(1, length // 2), dtype=np.int64)
+    documents = halves if config.data.packing == "apart" else None
+    return Sequences(tokens, np.ones(len(tokens), bool), starts, lengths, documents)
 
 
 def describe_measured(found: dict[str, Any]) -> str:

@@ -161,8 +161,10 @@ class DataSection(Section):
     sequence_length: Annotated[Int, Field(ge=2)] = option(
         256, "Tokens of a sequence, at most the model's context."
     )
-    packing: bool = option(
-        True, "Join documents and cut them into equal sequences. false: a document, a sequence."
+    packing: bool | Literal["apart"] = option(
+        True,
+        "Join documents and cut them into equal sequences. apart: no document of a sequence sees "
+        "another. false: a document, a sequence.",
     )
     overlong: Literal["refuse", "truncate", "drop"] = option(
         "refuse", "What happens to documents longer than a sequence, without packing."

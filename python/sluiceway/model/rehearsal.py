@@ -105,6 +105,7 @@ def rehearse(
     sequence_length: int,
     autocast: torch.dtype | None,
     backward: bool = True,
+    apart: bool = False,
 ) -> Rehearsal:
     """Run one batch through the model that `build` makes.
 
@@ -115,6 +116,8 @@ def rehearse(
         `held_back` keeps it.
     backward : bool
         Run a backward; if False, the forward runs without gradients and without dropout.
+    apart : bool
+        Sequences hold several documents, which position ids keep apart.
     """
     cast = torch.autocast("cpu", dtype=autocast) if autocast else contextlib.nullcontext()
     with FakeTensorMode():
@@ -124,13 +127,14 @@ def rehearse(
             if name in freed and parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_free)
         ids = torch.zeros(batch, sequence_length, dtype=torch.long)
+        given = {"input_ids": ids, "labels": ids} | ({"position_ids": ids} if apart else {})
         with _Account() as account:
             inputs = _note_inputs(model, account) if backward else []
             for parameter in model.parameters():
                 account.add(parameter)
             weights = account.now
             with cast, torch.set_grad_enabled(backward):
-                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                loss = model(**given, use_cache=False).loss
             kept, forward, inputs = account.now, account.flops, tuple(inputs)
             launched = account.launches
             if backward:

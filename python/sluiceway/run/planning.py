@@ -124,7 +124,8 @@ class Prediction:
         rows = config.train.micro_batch * (1 if native else config.parts)
         sizes = rows, config.data.sequence_length
         autocast = self.placement.autocast_dtype
-        return rehearse(make, self.plan.freed, *sizes, autocast, backward)
+        apart = config.data.packing == "apart"
+        return rehearse(make, self.plan.freed, *sizes, autocast, backward, apart)
 
 
 def predict(config: Config, speeds: dict[str, Any] | None = None) -> Prediction:

@@ -21,7 +21,7 @@ from sluiceway.machine.placement import denormals
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position, RunState, packed, unpacked
 from sluiceway.run.export import write_best
-from sluiceway.run.held_out import check_next_token
+from sluiceway.run.held_out import check_apart, check_next_token
 from sluiceway.run.last_save import LastSave, tell_changes
 from sluiceway.run.loop import Loop, RunContext, is_over
 from sluiceway.run.progress import Progress
@@ -171,7 +171,10 @@ class Run:
         engine = context.engine
         if self._config.engine.commits:
             engine.check_new()
-        check_next_token(context.model, engine.losses, self._config.data.sequence_length)
+        data = self._config.data
+        check_next_token(context.model, engine.losses, data.sequence_length)
+        if data.packing == "apart":
+            check_apart(context.model, engine.losses, data.sequence_length)
         engine.take_evaluation_bytes()
 
     def _later_commit(

@@ -22,7 +22,8 @@ from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
 class Batch:
     """One micro-batch, on the host."""
 
-    inputs: dict[str, torch.Tensor]  # input_ids, labels and, where lengths differ, attention_mask.
+    # input_ids, labels; where lengths differ, attention_mask; of documents apart, position_ids.
+    inputs: dict[str, torch.Tensor]
     tokens: int  # Count without padding.
     learned: int  # Count of tokens that are predicted.
 
@@ -143,6 +144,9 @@ def collate(sequences: Sequences, chosen: list[int]) -> Batch:
         ids[row, :size] = tokens
         labels[row, :size] = np.where(sequences.learned[start : start + size], tokens, IGNORED)
     inputs = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+    if sequences.documents is not None:
+        positions = np.stack([sequences.positions(k) for k in chosen])
+        inputs["position_ids"] = torch.from_numpy(positions)
     if (lengths != width).any():
         mask = np.arange(width)[None, :] < lengths[:, None]
         inputs["attention_mask"] = torch.from_numpy(mask.astype(np.int64))

@@ -27,6 +27,8 @@ class Sequences:
     learned: np.ndarray  # bool: whether this token is predicted.
     starts: np.ndarray
     lengths: np.ndarray
+    # Where each document starts in `tokens`, if no document of a sequence sees another.
+    documents: np.ndarray | None = None
     cut: int = 0  # Documents that were cut because of their length.
     left_out: int = 0  # Documents without packing that are too long, or have nothing to learn.
 
@@ -43,12 +45,19 @@ class Sequences:
             np.int64,
         )
 
+    def positions(self, k: int) -> np.ndarray:
+        """Place of each token of sequence k in the part of its document that is in the sequence."""
+        at = np.arange(self.starts[k], self.starts[k] + self.lengths[k])
+        first = self.documents[np.searchsorted(self.documents, at, side="right") - 1]
+        return at - np.maximum(first, self.starts[k])
+
     @property
     def fingerprint(self) -> str:
         """Return sixteen hex digits that change with any token, mark or cut."""
         digest = hashlib.sha256()
-        for array in (self.tokens, self.learned, self.starts, self.lengths):
-            digest.update(np.ascontiguousarray(array))
+        for array in (self.tokens, self.learned, self.starts, self.lengths, self.documents):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array))
         return digest.hexdigest()[:16]
 
 
@@ -61,8 +70,9 @@ def make_sequences(
     ----------
     data : DataSection
         With `packing`, all documents are joined and cut into sequences of `sequence_length`
-        tokens; a shorter remainder is left out. Without it, each document is a sequence of at most
-        that length, and `overlong` says what becomes of a longer one.
+        tokens; a shorter remainder is left out. If it is "apart", the first token of a document
+        is not learned, because nothing precedes it. Without packing, each document is a sequence
+        of at most that length, and `overlong` says what becomes of a longer one.
     part : str
         "train" or "eval", for errors.
     vocabulary : int
@@ -87,6 +97,11 @@ def make_sequences(
         kept = (lengths > 0) & ~longer if data.overlong == "drop" else lengths > 0
         starts, lengths, cut = starts[kept], np.minimum(lengths[kept], length), longer[kept]
     found = Sequences(tokens, stream.learned, starts, lengths)
+    if data.packing == "apart":
+        documents = (np.cumsum(stream.lengths) - stream.lengths)[stream.lengths > 0]
+        marks = np.array(stream.learned)  # A copy: those of the stream may be a file's.
+        marks[documents] = False
+        found = replace(found, learned=marks, documents=documents)
     # The first token of a sequence cannot be predicted: no token precedes it.
     learns = found.learned_tokens(first=1) > 0
     if not learns.any():
