@@ -80,7 +80,7 @@ def test_first_lines_of_a_run_say_that_embeddings_are_frozen(
         len(said)
     )
     if said:
-        assert outcome.out.splitlines().index(lines[0]) < 4
+        assert outcome.out.splitlines().index(lines[0]) < 5
         assert f"{frozen:,} of {everything:,} parameters" in lines[0]
 
 
