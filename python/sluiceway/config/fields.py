@@ -24,7 +24,7 @@ def off_is_null(value: Any) -> Any:
     return None if value is False or value == "off" else value
 
 
-def _one_is_a_list(value: Any) -> Any:
+def one_is_a_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -48,7 +48,7 @@ def in_home(path: str) -> str:
 
 Size = Annotated[int, BeforeValidator(_bytes)]
 HomePath = Annotated[str, AfterValidator(in_home)]
-HomePaths = Annotated[list[HomePath], BeforeValidator(_one_is_a_list)]
+HomePaths = Annotated[list[HomePath], BeforeValidator(one_is_a_list)]
 Int = Annotated[int, BeforeValidator(_numbers_are_not_switches)]
 Count = Annotated[Int, Field(ge=1, lt=2**63)]
 SmallCount = Annotated[Int, Field(ge=1, lt=2**31)]

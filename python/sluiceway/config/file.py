@@ -129,7 +129,7 @@ def _apply(tree: dict, override: str) -> tuple[str, ...]:
     name, equals, text = override.partition("=")
     keys = tuple(name.strip().split("."))
     if keys[0] == "train":
-        keys = ("train", *(TRAINER_NAMES.get(key, key) for key in keys[1:]))
+        keys = ("train", *(TRAINER_NAMES.get(key, key) for key in keys[1:2]), *keys[2:])
     if not equals or not all(keys):
         raise InvalidArgument(f"--set {override}: expected a.b=value, such as train.lr=1e-3")
     try:

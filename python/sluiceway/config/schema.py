@@ -27,6 +27,7 @@ from sluiceway.config.fields import (
     Section,
     SmallCount,
     off_is_null,
+    one_is_a_list,
 )
 from sluiceway.config.options import option
 from sluiceway.config.shared_options import NormMode, Order
@@ -94,9 +95,7 @@ def _steps_or_share(value: float) -> float:
 
 def _names(value: Any) -> Any:
     """Turn `none`, as TrainingArguments have it, or one name into a list."""
-    if value in (None, False, "none"):
-        return []
-    return [value] if isinstance(value, str) else value
+    return [] if value in (None, False, "none") else one_is_a_list(value)
 
 
 def _device_name(value: str) -> str:

@@ -59,14 +59,13 @@ class Position:
     best_step: int = 0
     evaluations_since_best: int = 0
 
-    def note_evaluation(self, loss: float, threshold: float) -> bool:
-        """Count an evaluation; return whether its loss is the lowest, by more than `threshold`."""
+    def note_evaluation(self, loss: float, threshold: float) -> None:
+        """Count an evaluation of this step, the best if its loss is lower by `threshold`."""
         best = math.inf if self.best_eval_loss is None else self.best_eval_loss
-        if not loss < best - threshold:
+        if loss < best - threshold:
+            self.best_eval_loss, self.best_step, self.evaluations_since_best = loss, self.step, 0
+        else:
             self.evaluations_since_best += 1
-            return False
-        self.best_eval_loss, self.best_step, self.evaluations_since_best = loss, self.step, 0
-        return True
 
 
 def publish(target: Path, write: Callable[[Path], None]) -> None:

@@ -65,10 +65,9 @@ def export(
 
     engine = engine_of(save.config.engine.in_folder(save.config, run))
     with _weights(engine, save, step) as weights, replace_folder(to) as folder:
-        _copy_side_files(save.folder, folder, dtype)
         written = save.step if step is None else step
         losses = save.position if written == save.step else None
-        (folder / CARD).write_text(_card(save.config, written, losses), encoding="utf-8")
+        _write_side_files(save.folder, folder, dtype, _card(save.config, written, losses))
         with meter("export", weights.size, in_bytes=True) as advance:
             weights.copy(folder, dtype, advance)
         save.check_unchanged()
@@ -94,8 +93,8 @@ def write_best(run: RunFolder, config: Config, position: Position) -> None:
 
     weights = engine_of(config).weights(run.checkpoint_path)
     with replace_folder(run.best_path) as folder:
-        _copy_side_files(run.checkpoint_path, folder, None)
-        (folder / CARD).write_text(_card(config, position.step, position), encoding="utf-8")
+        card = _card(config, position.step, position)
+        _write_side_files(run.checkpoint_path, folder, None, card)
         weights.copy(folder, None, lambda count: None)
 
 
@@ -157,10 +156,11 @@ def _check_target(run: Path, to: Path, force: bool) -> None:
         )
 
 
-def _copy_side_files(source: Path, folder: Path, dtype: str | None) -> None:
+def _write_side_files(source: Path, folder: Path, dtype: str | None, card: str) -> None:
     from sluiceway.run.checkpoint import copy_side_files
 
     copy_side_files(source, folder)
+    (folder / CARD).write_text(card, encoding="utf-8")
     if dtype is None:
         return
     path = folder / CONFIG_FILE

@@ -13,8 +13,8 @@ from sluiceway.text.batches import Batch, Sequences, in_order
 from sluiceway.text.sequences import IGNORED
 
 _TOKENS = 16  # Of the sequence that shows what a loss depends on.
-# Tokens of a model with experts are grouped for its products, so other tokens may change how a
-# product is rounded.
+# Largest change of a loss, relative to the loss, that is rounding. Tokens of a model with experts
+# are grouped for its products, so other tokens may change how a product is rounded.
 _ROUNDING, _ROUNDING_OF_EXPERTS = 1e-5, 1e-2
 
 
@@ -96,17 +96,16 @@ def check_next_token(
     sluiceway.errors.InvalidArgument
         The two losses differ by more than rounding.
     """
-    count, vocabulary = min(length, _TOKENS), model.config.get_text_config().vocab_size
-    ids = torch.randint(vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
+    ids, vocabulary = _random_tokens(model, length)
+    count = ids.shape[1]
     label = count // 2
     others = ids.clone()
     others[:, label:] = (ids[:, label:] + 1) % vocabulary
     labels = torch.full_like(ids, IGNORED)
     labels[:, label] = ids[:, label]
     batches = [Batch({"input_ids": i, "labels": labels}, count, 1) for i in (ids, others)]
-    with _evaluating(model):
-        first, second = (losses([batch])[0] for batch in batches)
-    if abs(first - second) > _rounding(model) * max(1.0, abs(first)):
+    first, second, differ = _compared(model, losses, batches)
+    if differ:
         raise InvalidArgument(
             f"model.path: {type(model).__name__} is no model of the next token: its loss for a "
             f"token changes from {first:.4f} to {second:.4f} with that token and later ones in the "
@@ -120,49 +119,56 @@ def check_apart(
     """Refuse a model in which a packed document sees the one before it.
 
     The loss of a document is computed alone, and behind another one whose position ids end before
-    it. Cost: two forwards of at most 16 tokens.
-
-    Parameters
-    ----------
-    losses : callable
-        Computes the mean loss of each of several batches.
-    length : int
-        Tokens of the sequences that the run has, at least 2.
+    it. Parameters and cost are those of `check_next_token`.
 
     Raises
     ------
     sluiceway.errors.InvalidArgument
         The model takes no position ids, or the two losses differ by more than rounding.
     """
-    count = min(length, _TOKENS)
+    ids, _ = _random_tokens(model, length)
+    count = ids.shape[1]
     if count < 4:
         return  # Too short for two documents with something to learn.
     first = count // 2
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(first), torch.arange(count - first)])[None]
     labels = ids.clone()
     labels[:, : first + 1] = IGNORED
     packed = {"input_ids": ids, "labels": labels, "position_ids": positions}
     alone = {name: tensor[:, first:] for name, tensor in packed.items()}
+    batches = [Batch(inputs, count, count - first - 1) for inputs in (alone, packed)]
     name = type(model).__name__
-    with _evaluating(model):
-        try:
-            found = [losses([Batch(i, count, count - first - 1)])[0] for i in (packed, alone)]
-        except (TypeError, ValueError) as error:  # Bloom raises the second.
-            raise InvalidArgument(
-                f"data.packing: apart needs a model that takes position_ids, and {name} does not: "
-                f"{error}; set data.packing: true or false"
-            ) from None
-    if abs(found[0] - found[1]) > _rounding(model) * max(1.0, abs(found[1])):
+    try:
+        by_itself, behind, differ = _compared(model, losses, batches)
+    except (TypeError, ValueError) as error:  # Bloom raises the second.
+        raise InvalidArgument(
+            f"data.packing: apart needs a model that takes position_ids, and {name} does not: "
+            f"{error}; set data.packing: true or false"
+        ) from None
+    if differ:
         raise InvalidArgument(
             f"data.packing: apart does not keep documents apart in {name}: the loss of a document "
-            f"is {found[1]:.4f}, and {found[0]:.4f} behind another one; set data.packing: true or "
+            f"is {by_itself:.4f}, and {behind:.4f} behind another one; set data.packing: true or "
             "false"
         )
 
 
-def _rounding(model: torch.nn.Module) -> float:
-    """Largest change of a loss, relative to the loss, that is rounding."""
+def _random_tokens(model: torch.nn.Module, length: int) -> tuple[torch.Tensor, int]:
+    """Draw one short sequence, always the same, and return it with the size of the vocabulary."""
+    vocabulary = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocabulary, (1, min(length, _TOKENS)), generator=generator), vocabulary
+
+
+def _compared(
+    model: torch.nn.Module,
+    losses: Callable[[Sequence[Batch]], list[float]],
+    batches: Sequence[Batch],
+) -> tuple[float, float, bool]:
+    """Return the losses of two batches, and whether they differ by more than rounding."""
+    with _evaluating(model):
+        first, second = (losses([batch])[0] for batch in batches)
     names = (f"{name} {type(module).__name__}".lower() for name, module in model.named_modules())
-    return _ROUNDING_OF_EXPERTS if any("expert" in name for name in names) else _ROUNDING
+    experts = any("expert" in name for name in names)
+    rounding = _ROUNDING_OF_EXPERTS if experts else _ROUNDING
+    return first, second, abs(first - second) > rounding * max(1.0, abs(first))

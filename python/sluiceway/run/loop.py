@@ -54,7 +54,7 @@ def learning_rates(train: TrainSection) -> Callable[[int], float]:
         factor = course.lr_lambdas[0]
         factor(train.warmup)
     except (TypeError, ValueError, ArithmeticError) as error:
-        reason = str(error).rpartition("lr_lambda() ")[2].rpartition("() ")[2]
+        reason = str(error).rpartition("() ")[2]
         raise InvalidArgument(
             f"train.schedule_options: {options} does not suit the schedule {train.schedule}: "
             f"{reason}"
@@ -179,7 +179,6 @@ class Loop:
             if position.step == 0 and self._context.held_out is not None:
                 line = {"step": 0, **self._evaluate()}
                 position.first_eval_loss = line["eval_loss"]
-                position.note_evaluation(line["eval_loss"], train.early_stopping_threshold)
                 self._watch(line, position)
             while not is_over(train, position):
                 if self._interrupt.requested:
@@ -215,19 +214,16 @@ class Loop:
         seconds = time.perf_counter() - began
         line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
         line |= {"saving": 1} if saving else {}
-        is_best = False
         if evaluates and self._context.held_out is not None:
             line |= self._evaluate()
             position.last_eval_loss = line["eval_loss"]
-            threshold = train.early_stopping_threshold
-            is_best = position.note_evaluation(line["eval_loss"], threshold)
         self._watch(line, position)
         if self._note is not None:
             self._note()
         self._check_skipped(update.loss)
         if self._saves is not None:
             self._saves.check()
-            if is_best and self._keep is not None:
+            if self._keep is not None and position.best_step == position.step:
                 with self._context.timeline.range("save"):
                     self._saves.complete(position)
                 self._keep()
@@ -252,6 +248,7 @@ class Loop:
                 context.model, context.held_out, train.micro_batch, engine.losses,
                 train.eval_sequences, at_once=engine.evaluated_at_once,
             )  # fmt: skip
+        self._position.note_evaluation(loss, train.early_stopping_threshold)
         crossed = engine.take_evaluation_bytes()
         return {"eval_loss": loss} | ({"eval_bytes": crossed} if crossed else {})
 

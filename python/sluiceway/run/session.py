@@ -55,20 +55,26 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
     placement = choose_placement(config)
     tokenizer = load_tokenizer(folder)
     train, held_out, counts = load_sequences(config, tokenizer, vocabulary_of(shape, tokenizer))
-    inputs = Inputs(placement, train, held_out, counts)
-    learning_rates(with_steps(config, inputs).train)  # Refuses what does not suit its schedule.
-    return inputs
+    return Inputs(placement, train, held_out, counts)
 
 
 def with_steps(config: Config, inputs: Inputs) -> Config:
-    """Return the config with the number of steps that `train.epochs` makes of the data."""
+    """Return the config with the number of steps that `train.epochs` makes of the data.
+
+    Raises
+    ------
+    sluiceway.errors.InvalidArgument
+        The steps do not suit the rest of the config, or an option does not suit the schedule.
+    """
     train, sequences = config.train, len(inputs.train)
-    if train.epochs is None:
-        return config
-    steps = math.ceil(train.epochs * sequences / (train.micro_batch * train.accumulate))
-    tree = config.resolved()
-    tree["train"] |= {"epochs": None, "steps": steps}
-    return check_config(tree, name=f"train.epochs: {train.epochs:g} of {sequences:,} sequences")
+    if train.epochs is not None:
+        steps = math.ceil(train.epochs * sequences / (train.micro_batch * train.accumulate))
+        tree = config.resolved()
+        tree["train"] |= {"epochs": None, "steps": steps}
+        name = f"train.epochs: {train.epochs:g} of {sequences:,} sequences"
+        config = check_config(tree, name=name)
+    learning_rates(config.train)
+    return config
 
 
 def vocabulary_of(shape: dict, tokenizer: Any) -> int:

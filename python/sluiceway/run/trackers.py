@@ -45,7 +45,8 @@ def check_trackers(names: list[str]) -> None:
 class Trackers:
     """The trackers of one run; without `train.report_to` there are none, and nothing is imported.
 
-    A tracker that fails is named once on stderr and gets nothing more: training goes on.
+    `check_trackers` has accepted their names. A tracker that fails is named once on stderr and gets
+    nothing more: training goes on.
 
     Parameters
     ----------
@@ -69,7 +70,6 @@ class Trackers:
 
     def __enter__(self) -> Self:
         names = self._config.train.report_to
-        check_trackers(names)
         if names:
             from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 

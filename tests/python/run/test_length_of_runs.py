@@ -20,6 +20,15 @@ def summary_of(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
+def loss_of_best(sluiceway, run, config):
+    """Measure the best model on the run's own held-out sequences."""
+    text = yaml.safe_load(config.read_text())["data"]["eval"][0]
+    same = ("--data", text, "--sequence-length", 32, "--sequences", 4, "--json")
+    again = sluiceway("eval", run / "best", *same)
+    assert again.code == 0, again.err
+    return json.loads(again.out)["loss"]
+
+
 # ---- Epochs ----
 
 
@@ -127,11 +136,7 @@ def test_a_run_stops_early_and_keeps_its_best_model(sluiceway, tiny_model, write
     assert "stopped early" in done.out
 
     AutoModelForCausalLM.from_pretrained(run / "best")
-    text = yaml.safe_load(config.read_text())["data"]["eval"][0]
-    same = ("--data", text, "--sequence-length", 32, "--sequences", 4, "--json")
-    again = sluiceway("eval", run / "best", *same)
-    assert again.code == 0, again.err
-    assert json.loads(again.out)["loss"] == pytest.approx(losses[best], abs=1e-6)
+    assert loss_of_best(sluiceway, run, config) == pytest.approx(losses[best], abs=1e-6)
     assert f"{losses[best]:.4f} after" in (run / "best" / "README.md").read_text()
 
     over = sluiceway("resume", run)
@@ -192,8 +197,6 @@ def test_every_engine_keeps_its_best_model(sluiceway, small_model, write_config,
     found = summary_of(run)
     losses = {line["step"]: line["eval_loss"] for line in read_lines(run)}
     assert found["best_step"] == min(losses, key=losses.get) > 0
-    text = yaml.safe_load(config.read_text())["data"]["eval"][0]
-    same = ("--data", text, "--sequence-length", 32, "--sequences", 4, "--json")
-    again = sluiceway("eval", run / "best", *same)
-    assert again.code == 0, again.err
-    assert json.loads(again.out)["loss"] == pytest.approx(losses[found["best_step"]], abs=2e-5)
+    assert loss_of_best(sluiceway, run, config) == pytest.approx(
+        losses[found["best_step"]], abs=2e-5
+    )
