@@ -35,6 +35,7 @@ _CHANGEABLE = (
     "model.path",  # Weights come from the save.
     "data.train",  # The tokens have to be the same: the loop checks them.
     "data.eval",
+    "data.weights",
 )
 _NAMED = 4  # Differences to name in one error; another engine would bring dozens.
 

@@ -87,6 +87,11 @@ TRAINER_NAMES = {
 }
 
 
+def is_file_name(chat_template: str) -> bool:
+    """Tell a file with a chat template from a name that TRL gives one."""
+    return chat_template.endswith(".jinja") or os.sep in chat_template
+
+
 def _steps_or_share(value: float) -> float:
     if value >= 1 and value != int(value):
         raise ValueError(f"is {value}, expected whole steps, or a share of all steps below 1")
@@ -147,6 +152,11 @@ class DataSection(Section):
     eval: HomePaths = Field(
         default_factory=list, description="The same, to measure the loss on; not with `split`."
     )
+    weights: dict[HomePath, Positive] = Field(
+        default_factory=dict,
+        description="How often an epoch has the documents of a name in `train`; 0.5: half of them. "
+        "Others: once.",
+    )
     split: Annotated[float, Field(ge=0, lt=1)] = option(
         0.0, "Share of `train` that is held out to measure the loss on."
     )
@@ -156,6 +166,11 @@ class DataSection(Section):
     )
     columns: dict[ColumnName, str] = Field(
         default_factory=dict, description="Names of the files' columns by their use."
+    )
+    chat_template: HomePath | None = option(
+        None,
+        "Template of conversations, if not the tokenizer's: a .jinja file, or a name of TRL's such "
+        "as qwen3. Saves keep it.",
     )
     sequence_length: Annotated[Int, Field(ge=2)] = option(
         256, "Tokens of a sequence, at most the model's context."
@@ -173,6 +188,13 @@ class DataSection(Section):
     def _held_out_once(self) -> DataSection:
         if self.eval and self.split:
             raise ValueError("has eval and split, expected one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_of_train(self) -> DataSection:
+        for name in self.weights:
+            if name not in self.train:
+                raise ValueError(f"weights has {name}, expected a name that is in train")
         return self
 
     @property
@@ -381,7 +403,14 @@ def with_absolute_paths(config: Config) -> Config:
     def absolute(names: list[str]) -> list[str]:
         return [name if name == PYDOC else os.path.abspath(name) for name in names]
 
-    data = {"train": absolute(config.data.train), "eval": absolute(config.data.eval)}
+    data: dict[str, Any] = {
+        part: absolute(getattr(config.data, part)) for part in ("train", "eval")
+    }
+    weights = config.data.weights
+    data["weights"] = dict(zip(absolute([*weights]), weights.values(), strict=True))
+    template = config.data.chat_template
+    if template is not None and is_file_name(template):
+        data["chat_template"] = os.path.abspath(template)
     model = {"path": os.path.abspath(config.model.path)}
     stored = config.store.path
     if stored is not None:

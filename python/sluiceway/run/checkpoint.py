@@ -38,6 +38,7 @@ RANDOM_FILE = "random.pt"
 _FORMAT = 2
 _WITHOUT_SUMS = 1  # A format that had lengths alone.
 _RUN_FORMAT = 1
+_TEMPLATE = "chat_template.jinja"
 # Files of a tokenizer and of a model's config, without weights.
 _SIDE_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.py", "*.tiktoken",
                "additional_chat_templates/*.jinja")  # fmt: skip
@@ -108,6 +109,7 @@ def save(
     engine: Engine,
     side_files: Path,
     extra: dict[str, Any],
+    chat_template: str | None = None,
 ) -> None:
     """Save a run between two steps; call `engine.synchronize()` first.
 
@@ -117,8 +119,10 @@ def save(
         The model folder, whose tokenizer files are copied, so that a save can stand alone.
     extra : dict
         Plain values to keep beside the position; `load_state` returns them.
+    chat_template : str or None
+        Takes the place of the tokenizer's; None: the tokenizer's stays.
     """
-    publish(target, writer_of(position, engine, side_files, extra, engine.save))
+    publish(target, writer_of(position, engine, side_files, extra, chat_template, engine.save))
 
 
 def writer_of(
@@ -126,6 +130,7 @@ def writer_of(
     engine: Engine,
     side_files: Path,
     extra: dict[str, Any],
+    chat_template: str | None,
     save_engine: Callable[[Path], None],
 ) -> Callable[[Path], None]:
     """Return a function that fills the folder of a save with the run as it is now.
@@ -136,6 +141,8 @@ def writer_of(
 
     def write(folder: Path) -> None:
         copy_side_files(side_files, folder)
+        if chat_template is not None:
+            (folder / _TEMPLATE).write_text(chat_template, encoding="utf-8")
         save_engine(folder)
         write_state(noise, folder / RANDOM_FILE)
         state = {"format": _FORMAT, "position": at, "files": sums_of(folder), **extra}

@@ -284,6 +284,7 @@ class Run:
                 timeline=context.timeline,
                 tell=progress.saving,
                 cpu=context.placement.lane_cpu,
+                chat_template=inputs.chat_template,
             ) as saves,  # fmt: skip
             Trackers(self._folder.path, self._config) as trackers,
         ):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from sluiceway.run.loop import RunContext, learning_rates
 from sluiceway.run.timeline import Timeline
 from sluiceway.run.trackers import check_trackers
 from sluiceway.text.batches import Sequences, load_sequences
+from sluiceway.text.conversations import named_template
+
+_MARKS = re.compile(r"<\|\w+\|>")  # As templates write the edges of turns.
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Inputs:
     train: Sequences
     held_out: Sequences | None
     counts: dict[str, int]
+    chat_template: str | None = None  # In place of the tokenizer's; None: the tokenizer's own.
 
     @property
     def fingerprint(self) -> str:
@@ -54,8 +60,23 @@ def read_inputs(config: Config, folder: Path) -> Inputs:
     check_context(shape, str(folder), config.data.sequence_length)
     placement = choose_placement(config)
     tokenizer = load_tokenizer(folder)
+    template = None
+    if config.data.chat_template is not None and folder == Path(config.model.path):
+        template = named_template(config.data.chat_template)  # A save has it already.
+        tokenizer.chat_template = template
+        _tell_split_marks(template, tokenizer)
     train, held_out, counts = load_sequences(config, tokenizer, vocabulary_of(shape, tokenizer))
-    return Inputs(placement, train, held_out, counts)
+    return Inputs(placement, train, held_out, counts, template)
+
+
+def _tell_split_marks(template: str, tokenizer: Any) -> None:
+    known = tokenizer.get_vocab()
+    if split := sorted(set(_MARKS.findall(template)) - set(known)):
+        print(
+            f"sluiceway: data.chat_template: the tokenizer has no token for {', '.join(split)} and "
+            "writes each as several; training works, but chat does not stop at them",
+            file=sys.stderr,
+        )
 
 
 def with_steps(config: Config, inputs: Inputs) -> Config:

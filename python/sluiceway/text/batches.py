@@ -86,8 +86,9 @@ def _described(data: DataSection, counts: dict[str, int], part: str) -> str:
     where = f" in {_counted(files, 'files')}" if files else ""
     size = f"{'' if data.packing else 'at most '}{data.sequence_length:,} tokens"
     share = counts[f"{part}_learned"] / counts[f"{part}_tokens"]
+    weighted = " as data.weights says" if part == "train" and data.weights else ""
     text = (
-        f"{'data' if part == 'train' else 'held out'}: {', '.join(kinds)}{where}; "
+        f"{'data' if part == 'train' else 'held out'}: {', '.join(kinds)}{where}{weighted}; "
         f"{_counted(counts[f'{part}_sequences'], 'sequences')} of {size}"
     )
     if share < 1:

@@ -10,18 +10,60 @@ Three ways, the first that a tokenizer's template allows:
 from __future__ import annotations
 
 import datetime
+import difflib
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sluiceway.errors import InvalidArgument, Unavailable
+from sluiceway.config.schema import is_file_name
+from sluiceway.errors import InvalidArgument, IoError, Unavailable
 from sluiceway.text.documents import Document
 
 _MARK = "\ue000"  # A private-use character, which no template has.
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Templates that write today's date get this one: equal data must give equal tokens on every day.
 _DAY = datetime.date(2024, 7, 26)
+
+
+def named_template(name: str) -> str:
+    """Read the template that `data.chat_template` names.
+
+    Raises
+    ------
+    sluiceway.errors.IoError
+        The file cannot be read.
+    sluiceway.errors.InvalidArgument
+        TRL has no template of this name; the text has similar names.
+    sluiceway.errors.Unavailable
+        TRL would be needed and is not installed.
+    """
+    if is_file_name(name):
+        try:
+            return Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise IoError(
+                f"data.chat_template: {name} cannot be read, {reason}",
+                getattr(error, "errno", None),
+                name,
+            ) from None
+    if find_spec("trl") is None:
+        raise Unavailable(
+            f"data.chat_template: {name} is a name of trl's, which is not installed; install it "
+            "with pip install 'sluiceway[train]', or name a .jinja file"
+        )
+    folder = Path(find_spec("trl").origin).parent / "chat_templates"
+    known = {path.stem: path for path in folder.glob("*.jinja")}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=4, cutoff=0.3) or sorted(known)
+        raise InvalidArgument(
+            f"data.chat_template: trl has no template {name}, expected a .jinja file, or a name "
+            f"such as {', '.join(near)}"
+        )
+    return known[name].read_text(encoding="utf-8")
 
 
 def marked_template(tokenizer: Any, place: str) -> str | None:
@@ -62,8 +104,8 @@ def conversation_tokens(
     """
     if tokenizer.chat_template is None:
         raise InvalidArgument(
-            f"{document.place}: has messages, but the model's tokenizer has no chat template; add "
-            "one, or use records with text"
+            f"{document.place}: has messages, but the model's tokenizer has no chat template; name "
+            "one in data.chat_template, or use records with text"
         )
     if not tokenizer.is_fast:
         raise InvalidArgument(

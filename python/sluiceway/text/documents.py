@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, get_args
 
 import numpy as np
@@ -55,6 +56,7 @@ class Document:
     prompt: str = ""  # Comes before the text and is not learned.
     given: int = 0  # The first messages, of which nothing is learned.
     tools: list[Any] | None = None  # For the chat template.
+    source: str = ""  # Name in data.train or data.eval.
 
     @property
     def kind(self) -> str:
@@ -79,10 +81,12 @@ class Corpus:
 
 def read_corpora(data: DataSection) -> tuple[Corpus, Corpus | None]:
     """Read the documents for training, and those that are held out; None if there are none."""
+    train, held_out = _read_part(data, "train"), None
     if data.eval:
-        return _read_part(data, "train"), _read_part(data, "eval")
-    train = _read_part(data, "train")
-    return _split(train, data.split) if data.split else (train, None)
+        held_out = _read_part(data, "eval")
+    elif data.split:
+        train, held_out = _split(train, data.split)
+    return replace(train, documents=_weighted(train.documents, data.weights)), held_out
 
 
 def read_held_out(data: DataSection) -> Corpus:
@@ -95,6 +99,24 @@ def read_held_out(data: DataSection) -> Corpus:
 def _read_part(data: DataSection, part: str) -> Corpus:
     names = data.train if part == "train" else data.eval
     return read_documents(names, data.format, part, data.columns)
+
+
+def _weighted(documents: list[Document], weights: Mapping[str, float]) -> list[Document]:
+    """Repeat the documents of each weighted name, and take a part of them for a fraction."""
+    if not weights:
+        return documents
+    taken: list[Document] = []
+    for source, group in groupby(documents, key=lambda document: document.source):
+        each = list(group)
+        rounds, part = divmod(weights.get(source, 1.0), 1)
+        taken += each * int(rounds)
+        order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(len(each))
+        taken += [each[k] for k in sorted(order[: round(part * len(each))].tolist())]
+    if not any(d.messages or d.text.strip() for d in taken):
+        raise InvalidArgument(
+            "data.weights: leave no document of data.train, expected larger weights"
+        )
+    return taken
 
 
 def _split(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:
@@ -141,13 +163,13 @@ def read_documents(
     for name in names:
         if name == PYDOC:
             corpus.documents += [
-                Document(f"pydoc:{number}", text)
+                Document(f"pydoc:{number}", text, source=name)
                 for number, text in enumerate(pydoc_text(part), start=1)
             ]
             continue
         for place, row in reading.rows(name):
             document = Document(place, row) if isinstance(row, str) else _of(row, place, columns)
-            corpus.documents.append(document)
+            corpus.documents.append(replace(document, source=name))
     corpus.files, corpus.replaced = reading.files, reading.replaced
     if not any(d.messages or d.text.strip() for d in corpus.documents):
         raise InvalidArgument(

@@ -219,3 +219,54 @@ def test_template_that_cannot_be_used_is_said_with_file_and_line(
     outcome = sluiceway("train", write_config(chat_model, data=data), "--out", tmp_path / "out")
     assert_short_error(outcome, 2, f"{chats}:1: the tokenizer's chat template", words)
     assert not (tmp_path / "out").exists()
+
+
+def test_template_of_the_config_takes_the_place_of_the_tokenizers_and_saves_keep_it(
+    sluiceway, tiny_model, chat_model, chats, write_config, tmp_path
+):
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE)
+    data = {"train": [str(chats)], "eval": [str(chats)], "packing": False, "sequence_length": 128}
+    train = {"steps": 2, "keep_best": True, "eval_every": 1}
+    losses = []
+    for name, model, template in (("own", chat_model, None), ("given", tiny_model, str(file))):
+        config = write_config(model, data={**data, "chat_template": template}, train=train)
+        assert sluiceway("train", config, "--out", tmp_path / name).code == 0
+        losses.append([line.get("eval_loss") for line in read_lines(tmp_path / name)])
+    assert losses[0] == losses[1]
+    file.unlink()
+    longer = sluiceway("resume", tmp_path / "given", "--set", "train.steps=3")
+    assert longer.code == 0, longer.err
+    assert sluiceway("export", tmp_path / "given", "--to", tmp_path / "exported").code == 0
+    for folder in ("given/checkpoint", "given/best", "exported"):
+        assert load_tokenizer(tmp_path / folder).chat_template == TEMPLATE, folder
+
+
+def test_template_that_trl_has_is_known_by_its_name(
+    sluiceway, tiny_model, chats, write_config, tmp_path
+):
+    from importlib.resources import files
+
+    data = {"train": [str(chats)], "chat_template": "qwen2_5", "sequence_length": 128}
+    outcome = sluiceway("train", write_config(tiny_model, data=data), "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert "the tokenizer has no token for <|im_end|>, <|im_start|> and writes each" in outcome.err
+    template = files("trl").joinpath("chat_templates", "qwen2_5.jinja").read_text()
+    assert load_tokenizer(tmp_path / "out" / "checkpoint").chat_template == template
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("qwen2.5", "trl has no template qwen2.5, expected a .jinja file, or a name such as qwen"),
+        ("./none.jinja", "/none.jinja cannot be read, No such file"),
+        ("", "data.chat_template"),
+    ],
+)
+def test_template_that_there_is_not_is_refused(
+    sluiceway, tiny_model, chats, write_config, tmp_path, template, words
+):
+    data = {"train": [str(chats)], "chat_template": template}
+    outcome = sluiceway("train", write_config(tiny_model, data=data), "--out", tmp_path / "out")
+    assert_short_error(outcome, 2, words)
+    assert not (tmp_path / "out").exists()

@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import sys
+from collections import Counter
 
 import datasets
 import pyarrow
@@ -242,6 +243,53 @@ def test_one_document_cannot_be_split(tmp_path):
     (tmp_path / "x.txt").write_text("one text")
     with pytest.raises(InvalidArgument, match=r"data\.split: there is one document"):
         read_corpora(DataSection(train=[str(tmp_path / "x.txt")], split=0.5))
+
+
+def test_weights_repeat_the_documents_of_a_name_and_take_a_part_of_another(tmp_path):
+    names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.jsonl")]
+    for name in names:
+        records = ({"text": f"{name[-7]} {k}"} for k in range(10))
+        (tmp_path / name).write_text(lines_of(records))
+    data = DataSection(train=names, weights={names[0]: 2.5, names[2]: 0.3})
+    texts = [d.text for d in read_corpora(data)[0].documents]
+    counts = {kind: Counter(t for t in texts if t[0] == kind) for kind in "abc"}
+    assert {kind: sum(each.values()) for kind, each in counts.items()} == {"a": 25, "b": 10, "c": 3}
+    assert sorted(counts["a"].values()) == [2] * 5 + [3] * 5
+    assert set(counts["b"].values()) == set(counts["c"].values()) == {1}
+    assert texts == [d.text for d in read_corpora(data)[0].documents]
+    # What is held out is so whatever the weights, and none of it is trained on.
+    data = data.model_copy(update={"split": 0.2})
+    train, held_out = read_corpora(data)
+    assert [d.text for d in held_out.documents] == [d.text for d in read_held_out(data).documents]
+    assert len({d.text for d in held_out.documents}) == 6
+    assert not {d.text for d in held_out.documents} & {d.text for d in train.documents}
+
+
+def test_weights_that_suit_no_data_are_refused(tmp_path):
+    (tmp_path / "x.txt").write_text("one text")
+    name = str(tmp_path / "x.txt")
+    with pytest.raises(ValueError, match=r"weights has y\.txt, expected a name that is in train"):
+        DataSection(train=[name], weights={"y.txt": 2})
+    with pytest.raises(ValueError, match="greater than 0"):
+        DataSection(train=[name], weights={name: 0})
+    with pytest.raises(InvalidArgument, match=r"leave no document of data\.train"):
+        read_corpora(DataSection(train=[name], weights={name: 0.2}))
+
+
+def test_run_with_weights_says_so_and_has_the_documents_as_often(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    (tmp_path / "x.jsonl").write_text(lines_of({"text": f"text of {k}"} for k in range(40)))
+    data = {"train": ["x.jsonl", "pydoc"], "eval": [], "packing": False, "overlong": "truncate"}
+    data |= {"weights": {"x.jsonl": 3}}
+    config = write_config(tiny_model, data=data, train={"steps": 1})
+    outcome = sluiceway("train", config, "--out", tmp_path / "out", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    found = re.search(r"data: ([\d,]+) texts in 1 file as data.weights says; ", outcome.out)
+    without = len(read_corpora(DataSection(train=["pydoc"]))[0].documents)
+    assert int(found[1].replace(",", "")) == 120 + without
+    outcome = sluiceway("resume", tmp_path / "out", "--set", "train.steps=2")
+    assert outcome.code == 0, outcome.err
 
 
 def test_run_on_json_lines_learns_the_texts_and_says_what_it_found(

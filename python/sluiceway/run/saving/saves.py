@@ -41,6 +41,8 @@ class Saves:
         Called with the step of a save for which the run waits.
     cpu : int or None
         Processor of the thread that writes while steps run.
+    chat_template : str or None
+        Takes the place of the tokenizer's in saves; None: the tokenizer's stays.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Saves:
         timeline: Timeline,
         tell: Callable[[int], None],
         cpu: int | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self._folder, self._engine = folder, engine
-        self._side_files, self._extra = side_files, extra
+        self._beside = (side_files, extra, chat_template)
         self._timeline, self._tell, self._cpu = timeline, tell, cpu
         self._under_way: _Writing | None = None
         self._last: int | None = None  # Step of the save that was begun last.
@@ -81,15 +84,15 @@ class Saves:
         self._folder.sync_metrics()
         engine = self._engine
         engine.synchronize()
-        place, beside = self._folder.checkpoint_path, (engine, self._side_files, self._extra)
+        place = self._folder.checkpoint_path
         with contextlib.ExitStack() as undo:
             begun = engine.begin_save()
             if begun is None:
-                checkpoint.save(place, position, *beside)
+                checkpoint.save(place, position, engine, *self._beside)
                 self._last = position.step
                 return
             undo.callback(begun.close)
-            write = checkpoint.writer_of(position, *beside, begun.write)
+            write = checkpoint.writer_of(position, engine, *self._beside, begun.write)
             publish = partial(checkpoint.publish, place, write)
             self._under_way = _Writing(position.step, begun, publish, self._cpu)
             self._last = position.step
