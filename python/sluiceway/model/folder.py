@@ -19,7 +19,6 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _TRAINED_TYPES = ("BF16", "F16", "F32", "F64")
-_EMBEDDINGS_TRAINED = ("trained", "identity")
 
 
 def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
@@ -203,12 +202,14 @@ def check_context(config: dict, folder: str, sequence_length: int) -> None:
 
 
 def prepare_model(model: torch.nn.Module, embeddings: str, checkpointing: bool) -> torch.nn.Module:
-    """Freeze the embeddings unless they are trained, and put the model into training mode."""
-    if embeddings not in _EMBEDDINGS_TRAINED:
+    """Freeze embeddings and head if `embeddings` is "frozen", and begin training mode."""
+    if embeddings == "frozen":
         from sluiceway.model.targets import embedding_parameters
 
         for _, parameter in embedding_parameters(model):
             parameter.requires_grad_(False)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # The first is what transformers has called the second from 5.24 on.
+        renamed = getattr(model, "activation_checkpointing_enable", None)
+        (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
     return model.train()

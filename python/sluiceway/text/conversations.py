@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _MARK = "\ue000"  # A private-use character, which no template has.
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Templates that write today's date get this one: equal data must give equal tokens on every day.
 _DAY = datetime.date(2024, 7, 26)
+_TODAY = re.compile(r"""strftime_now\(\s*(["'])([^"']*)\1\s*\)""")
 
 
 def named_template(name: str) -> str:
@@ -197,13 +199,20 @@ def _written(document: Document, tokenizer: Any, messages: list, prompt: bool = 
     return _templated(document, tokenizer, messages, tokenize=False, add_generation_prompt=prompt)
 
 
+@lru_cache
+def _dated(template: str) -> str:
+    """Replace today's date, which transformers gives as a function of a format."""
+    return _TODAY.sub(lambda found: repr(_DAY.strftime(found[2])), template)
+
+
 def _templated(document: Document, tokenizer: Any, messages: list, **options: Any) -> Any:
     from jinja2 import TemplateError
 
     if document.tools:
         options["tools"] = document.tools
     try:
-        return tokenizer.apply_chat_template(messages, strftime_now=_DAY.strftime, **options)
+        template = tokenizer.get_chat_template(options.pop("chat_template", None), document.tools)
+        return tokenizer.apply_chat_template(messages, chat_template=_dated(template), **options)
     except (TemplateError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgument(

@@ -25,6 +25,9 @@ class ByteTokens:
         spans = [(k, k + 1) for k, c in enumerate(text) for _ in c.encode()]
         return {"input_ids": list(text.encode()), "offset_mapping": spans}
 
+    def get_chat_template(self, template, tools):
+        return template or self.chat_template
+
     def apply_chat_template(self, messages, add_generation_prompt=False, **_):
         text = "".join(f"<{m['role']}>{m['content']}|" for m in messages)
         return text + "<assistant>" * add_generation_prompt
