@@ -27,7 +27,12 @@ MULTIPLES = {"native": (1, 0.5, 2), "block_random": (1, 2, 4), "sparse_learned":
 METHODS = {
     "native": {"kind": "native", "embeddings": "frozen"},
     **{
-        f"{codec} f={ratio}": {"kind": "subspace", "codec": codec, "ratio": ratio}
+        f"{codec} f={ratio}": {
+            "kind": "subspace",
+            "codec": codec,
+            "ratio": ratio,
+            "embeddings": "frozen",
+        }
         for codec in ("block_random", "sparse_learned")
         for ratio in (0.25, 0.5)
     },

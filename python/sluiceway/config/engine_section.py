@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import PrivateAttr
 
 from sluiceway.config.fields import Section
+from sluiceway.config.options import option
 from sluiceway.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ class EngineSection(Section):
     """The keys of one kind of engine."""
 
     kind: str
+    embeddings: Literal["trained", "frozen"] = option(
+        "trained", "Embeddings and head are trained, or frozen."
+    )
     # Keys of the section that a resume may change, as it may change `train.lr` with every engine.
     changeable: ClassVar[tuple[str, ...]] = ()
     # Values that a plan compares where a key is "auto"; of equals the first.

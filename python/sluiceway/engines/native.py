@@ -16,11 +16,6 @@ class Native(GradientEngine):
 
     section = NativeSection
 
-    @property
-    def freezes_embeddings(self) -> bool:
-        """True if the config freezes embeddings and head."""
-        return self.config.engine.embeddings == "frozen"
-
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> NativeAdamW:
         """Make AdamW over every parameter that is not frozen."""
         train = self.config.train

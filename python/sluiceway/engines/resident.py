@@ -44,20 +44,19 @@ class ResidentEngine(Engine):
     def make_optimizer(self, model: torch.nn.Module, trace: Path | None) -> Any:
         """Make a `SteppingOptimizer` for a prepared model that is on its device."""
 
-    @property
-    def freezes_embeddings(self) -> bool:
-        """True if embeddings and head are not trained."""
-        return False
-
     # ---- Before anything is loaded ----
 
     def twin(self) -> NativeSection:
         """Return plain AdamW over the same weights."""
-        return NativeSection(embeddings="frozen" if self.freezes_embeddings else "trained")
+        return NativeSection(embeddings="frozen" if self._freezes else "trained")
 
     def weights(self, folder: Path) -> SavedWeights:
         """Return the safetensors of a model folder or of a save."""
         return WeightFiles(folder)
+
+    @property
+    def _freezes(self) -> bool:
+        return self.config.engine.embeddings == "frozen"
 
     @property
     def _checkpoints(self) -> bool:
@@ -66,8 +65,7 @@ class ResidentEngine(Engine):
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Freeze the embeddings if the engine does, and set up checkpointing."""
-        embeddings = "frozen" if self.freezes_embeddings else "trained"
-        return prepare_model(model, embeddings, self._checkpoints)
+        return prepare_model(model, self.config.engine.embeddings, self._checkpoints)
 
     # ---- A run ----
 
@@ -118,7 +116,7 @@ class ResidentEngine(Engine):
 
     def description(self) -> list[str]:
         """Say that embeddings and head are frozen, if they are, as users do not expect this."""
-        if not self.freezes_embeddings:
+        if not self._freezes:
             return []
         frozen = sum(p.numel() for _, p in embedding_parameters(self.model))
         everything = sum(p.numel() for p in self.model.parameters())

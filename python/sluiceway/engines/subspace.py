@@ -34,11 +34,6 @@ class Subspace(GradientEngine):
 
     section = SubspaceSection
 
-    @property
-    def freezes_embeddings(self) -> bool:
-        """True if the config freezes embeddings and head; else their whole gradients cross."""
-        return self.config.engine.embeddings == "frozen"
-
     def plan(self, model: torch.nn.Module) -> SubspacePlan:
         """Predict memory, traffic and time of a run."""
         return SubspacePlan(self.config, model)

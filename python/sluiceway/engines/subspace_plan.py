@@ -14,7 +14,7 @@ from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.model.speeds import link_of
 from sluiceway.model.targets import CompressedWeight, Selection, select_weights
 from sluiceway.optim.common.tier_limits import planned_device_limit, tier_limits
-from sluiceway.optim.subspace.arguments import FUSED_CODEC, weight_keywords
+from sluiceway.optim.subspace.arguments import FUSED_CODEC, resolve_embeddings, weight_keywords
 from sluiceway.optim.subspace.choices import AS_CONFIGURED, FOR_FUSED, RunLength, automatic_reason
 from sluiceway.optim.subspace.fused.fused_plan import FusedPlan
 from sluiceway.optim.subspace.fused.fusing import fused_lines
@@ -29,7 +29,7 @@ class SubspacePlan(DevicePlan):
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         engine = config.engine
-        selection = select_weights(model, engine.target, engine.embeddings)
+        selection = select_weights(model, engine.target, resolve_embeddings(engine))
         ordinary = sum(p.numel() for _, p in selection.ordinary)
         super().__init__(config, ordinary, moment_bytes=_MOMENT_BYTES)
         placement = choose_placement(config, of_plan=True)
@@ -87,7 +87,7 @@ class SubspacePlan(DevicePlan):
             return FUSED_CODEC, FOR_FUSED
         choice = _core.auto_codec(
             [
-                (weight.shape, weight_keywords(engine, config.train.seed, weight.identity))
+                (weight.shape, weight_keywords(engine, config.train.seed, weight))
                 for weight in selection.compressed
                 for _ in weight.names
             ],
@@ -147,8 +147,8 @@ class SubspacePlan(DevicePlan):
         return max(in_turn) if any(cost["core_rows"] for cost in costs) else sum(in_turn)
 
     def _cost_of(self, weight: CompressedWeight, codec: str) -> dict[str, Any]:
-        keywords = weight_keywords(self._config.engine, self._config.train.seed, weight.identity)
-        if not weight.identity:
+        keywords = weight_keywords(self._config.engine, self._config.train.seed, weight)
+        if not weight.is_embedding:
             keywords["codec"] = codec
         m, n = weight.shape
         dtype = self._config.model.dtype
@@ -222,4 +222,4 @@ class SubspacePlan(DevicePlan):
 
 def _shapes(selection: Selection) -> list[tuple[int, ...]]:
     """Shapes of the weights that the config's codec compresses."""
-    return [w.shape for w in selection.compressed if not w.identity for _ in w.names]
+    return [w.shape for w in selection.compressed if not w.is_embedding for _ in w.names]

@@ -70,6 +70,9 @@ class Zo(ResidentEngine):
             name: getattr(config.engine, name) for name in ZoOptions.model_fields
         }
         if self._streams:
+            for p in model.parameters():
+                if not p.requires_grad:
+                    p.data = p.data.to(placement.device)  # Nothing streams what is not trained.
             arguments |= {"link": config.device.link, "budget": config.budget}
             if placement.device_cpu is not None:
                 arguments["_pin"] = (placement.device_cpu, placement.lane_cpu)
@@ -249,6 +252,7 @@ class Zo(ResidentEngine):
         count = engine.direction_count
         directions = f"{count} direction{'s' * (count > 1)}"
         return [
+            *super().description(),
             f"trains {trained:,} of {everything:,} parameters from losses alone, "
             f"{2 * count} forwards a step: no backward, no gradient, no dropout",
             f"{directions} a step of {engine.drawn} noise, eps {engine.eps:g}{self._meeting()}",

@@ -26,6 +26,6 @@ def first_of_input(weights: Iterable[CompressedWeight]) -> dict[str, str]:
     for weight in weights:
         parent, _, layer = weight.name.removesuffix(".weight").rpartition(".")
         for number, names in enumerate(_BESIDE):
-            if layer in names and not weight.is_batch and not weight.identity:
+            if layer in names and not weight.is_batch and not weight.is_embedding:
                 groups.setdefault((parent, number, weight.shape[1]), []).append(weight.name)
     return {name: names[0] for names in groups.values() if len(names) > 1 for name in names}

@@ -29,7 +29,8 @@ class CompressedWeight:
     name: str
     parameter: nn.Parameter
     modules: list[nn.Module]
-    identity: bool = False  # Embedding or head: its whole gradient crosses.
+    identity: bool = False  # Its whole gradient crosses.
+    is_embedding: bool = False  # It is an embedding or the head, which no chosen codec compresses.
     streamed: bool = False  # The engine stores its values, for forwards to read;
     resident: bool = False  # they are in the parameter nevertheless.
     frozen: bool = False  # It is streamed and not trained;
@@ -228,7 +229,7 @@ def reasons_against(
 def select_weights(
     model: nn.Module,
     target: str | Sequence[str] = "all-linear",
-    embeddings: str = "frozen",
+    embeddings: str = "trained",
     only: Collection[int] | None = None,
 ) -> Selection:
     """Sort the trainable parameters of `model`.
@@ -242,7 +243,8 @@ def select_weights(
         whose matrices have at least 2**16 elements. A regular expression or a list of names picks
         2-D and 3-D weights of any size, but no weights of convolutions.
     embeddings : str
-        "frozen"; or "identity", which trains embeddings and head through the identity codec.
+        "frozen" leaves embeddings and head out; "identity" sends their whole gradients across the
+        link; "trained" leaves the way to the engine.
     only : collection of int, optional
         id() of the parameters to sort; all others are left out altogether.
 
@@ -251,8 +253,6 @@ def select_weights(
     Selection
         Each trainable parameter once; tied weights count as one.
     """
-    if embeddings not in ("frozen", "identity"):
-        raise InvalidArgument(f"embeddings: is {embeddings!r}, expected 'frozen' or 'identity'")
     owners = owners_of(model)
     against = reasons_against(model, target, owners)
     selection = Selection()
@@ -264,11 +264,12 @@ def select_weights(
         if parameter.numel() == 0:  # Nothing to compress, and nothing to leave out.
             why = "no elements"
         if why == EMBEDDINGS:
-            if embeddings == "identity":
-                weight = CompressedWeight(name, parameter, modules, identity=True)
-                selection.compressed.append(weight)
-            else:
+            if embeddings == "frozen":
                 selection.frozen.append((name, parameter))
+            else:
+                whole = embeddings == "identity"
+                weight = CompressedWeight(name, parameter, modules, whole, is_embedding=True)
+                selection.compressed.append(weight)
             continue
         if why is None:
             selection.compressed.append(CompressedWeight(name, parameter, modules))

@@ -23,8 +23,8 @@ def for_trainer(
     Trainer creates the optimizer after it has moved the model to its device. It makes its own
     groups: matrices with `weight_decay`, biases and norms without. Learning rate, betas, eps and
     `optim_target_modules` come from its `TrainingArguments` unless you pass them here. Trainer's
-    groups always include embeddings and head; these are frozen with kind="subspace" unless
-    `embeddings="identity"`.
+    groups always include embeddings and head; with kind="subspace", `embeddings="frozen"` leaves
+    them as they are.
 
     Parameters
     ----------

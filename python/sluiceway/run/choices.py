@@ -40,7 +40,7 @@ _GIVES_UP = {
     "offload": "nothing",
     "offload, 8bit": "moments of 32 bits: they have 8, masters have 24",
     "native, bf16": "small updates: weights and moments are rounded to bf16",
-    "subspace": "moments; embeddings and head stay frozen",
+    "subspace": "moments",
     "zo": "most of a step's gain: two losses give one number",
 }
 

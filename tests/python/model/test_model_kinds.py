@@ -85,7 +85,7 @@ def test_accumulation_keeps_everything_when_the_sentinel_weight_comes_first_in_b
     assert distance(ours, theirs) <= 1e-5
 
 
-def test_embeddings_and_head_are_frozen_by_default_and_trained_on_request():
+def test_embeddings_and_head_are_trained_by_default_and_frozen_on_request():
     class Language(nn.Module):
         def __init__(self):
             super().__init__()
@@ -105,9 +105,10 @@ def test_embeddings_and_head_are_frozen_by_default_and_trained_on_request():
 
     model = make(Language)
     before = model.embed.weight.detach().clone()
-    with identity(model) as opt:
+    with identity(model, embeddings="frozen") as opt:
         assert [name for name, _ in opt.frozen] == ["embed.weight"]
         train(model, opt, 2, loss=loss)
     assert torch.equal(model.embed.weight, before)
     assert model.embed.weight.requires_grad
+    assert close_to_native(lambda: make(Language), loss=loss) <= 1e-5
     assert close_to_native(lambda: make(Language), loss=loss, embeddings="identity") <= 1e-5

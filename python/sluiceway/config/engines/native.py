@@ -11,6 +11,3 @@ from sluiceway.config.options import option
 class NativeSection(EngineSection):
     kind: Literal["native"] = "native"
     fused: bool = option(True, "Use torch's fused kernel.")
-    embeddings: Literal["frozen", "trained"] = option(
-        "trained", "Embeddings and head are trained, or frozen."
-    )

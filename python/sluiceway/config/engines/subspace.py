@@ -94,8 +94,11 @@ class SubspaceOptions(CodecOptions, BackwardOptions):
         to=["weight"],
         in_state=True,
     )
-    embeddings: Literal["frozen", "identity"] = option(
-        "frozen", "Embeddings and head are frozen, or trained through the identity codec."
+    embeddings: Literal["trained", "identity", "frozen"] = option(
+        "trained",
+        "trained: the residual alone trains embeddings and head, on the device, where their "
+        "gradients wait for `step()`. identity: AdamW on the host trains them, and their whole "
+        "gradients cross. The codec identity does this, too. frozen: nothing trains them.",
     )
     fused: bool = option(
         False,

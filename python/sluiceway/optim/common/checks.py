@@ -94,7 +94,7 @@ class WeightWatch:
                 raise InvalidArgument(
                     f"{self._owner}.step: {name} has a gradient, but was frozen when the optimizer "
                     "was made; make a new optimizer after unfreezing (embeddings and head: "
-                    "embeddings='identity'), or choose by param_groups= what to train"
+                    "embeddings='trained'), or choose by param_groups= what to train"
                 )
 
     def check_buffers(self) -> None:

@@ -21,8 +21,10 @@ FUSED_CODEC = "block_random"
 """codec="auto" means this for fused linears: products of svd would cost what fusing saves."""
 SHAPES_OF_CORES = ("ratio", "d", "nnz", "block")
 """Options that shape a core; a weight without a core ignores them."""
-# Embeddings that go through the identity codec have these values in place of the options.
+# Embeddings and head have these values in place of the options: whole gradients cross, or the
+# residual alone trains them.
 _IDENTITY = {"codec": "identity", "d": 0, "residual": "none", "second_moment": "full"}
+_RESIDUAL = {"codec": "none", "d": 0, "residual": "factored", "second_moment": "full"}
 
 
 class SubspaceArguments(SharedOptions, SubspaceOptions):
@@ -100,8 +102,15 @@ def _leaves_complement(codec: str, nnz: int = 0) -> bool:
     return codec == "auto" or (codec in offered and offered[codec].leaves_complement(nnz))
 
 
+def resolve_embeddings(options: SubspaceOptions) -> str:
+    """Return how embeddings and head are trained: the codec identity trains them, too."""
+    if options.embeddings == "trained" and options.codec == "identity":
+        return "identity"
+    return options.embeddings
+
+
 def weight_keywords(
-    options: SubspaceOptions, seed: int, identity: bool = False, q_of: str = ""
+    options: SubspaceOptions, seed: int, weight: CompressedWeight | None = None, q_of: str = ""
 ) -> dict[str, Any]:
     """Build the keywords of `_core.WeightSpec` for one weight; plans and engines share them.
 
@@ -109,8 +118,8 @@ def weight_keywords(
     ----------
     options : SubspaceOptions
     seed : int
-    identity : bool
-        The weight is an embedding or the head: its whole gradient crosses.
+    weight : CompressedWeight, optional
+        None: one that is neither an embedding nor the head.
     q_of : str
         Name shared by all weights that share one Q; empty if this weight shares none.
     """
@@ -122,7 +131,9 @@ def weight_keywords(
         "residual": resolve_residual(options, options.residual),
         "second_moment": resolve_second_moment(options.codec, options.second_moment),
     }
-    return given | (_IDENTITY if identity else settled)
+    if weight is not None and weight.is_embedding:
+        settled = _IDENTITY if weight.identity else _RESIDUAL
+    return given | settled
 
 
 def residual_at_once(options: SharedOptions) -> bool:
@@ -158,7 +169,7 @@ def engine_for(
         _core.WeightSpec(
             name,
             matrix,
-            **weight_keywords(options, options.seed, w.identity, shared.get(w.name, "")),
+            **weight_keywords(options, options.seed, w, shared.get(w.name, "")),
         )
         for w in weights
         for name, matrix in zip(w.names, w.matrices(w.parameter.detach()), strict=True)

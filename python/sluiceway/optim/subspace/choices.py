@@ -71,7 +71,7 @@ def reasons(optimizer: SubspaceAdamW) -> list[str]:
     else:
         why = automatic_reason(optimizer.engine.automatic, _run_of(options))
     weights = optimizer.of_engine.spread(optimizer.weights)
-    return ["an embedding or the head" if weight.identity else why for weight in weights]
+    return ["an embedding or the head" if weight.is_embedding else why for weight in weights]
 
 
 def _run_of(options: SubspaceArguments) -> RunLength:

@@ -20,6 +20,7 @@ from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     engine_for,
     residual_at_once,
+    resolve_embeddings,
     resolve_weight_rates,
 )
 from sluiceway.optim.subspace.calibration import Calibration
@@ -48,7 +49,7 @@ class SubspaceAdamW(EngineOptimizer):
     a core only where measurements showed a gain. Each slice of a 3-D parameter, for example of
     experts, is such a weight. AdamW on the device trains norms, biases and small weights;
     `uncompressed` lists the groups of them with more than 1 % of all elements, and why. Embeddings
-    and head are frozen unless `embeddings="identity"`, or unless you list them in `param_groups`.
+    and head have no core, unless `embeddings="identity"` sends their whole gradients.
 
     docs/contract.md lists on one page how this differs from torch's own optimizers. `.grad` of a
     compressed weight has the norm of the gradient and not its values. The runtime applies updates
@@ -68,8 +69,7 @@ class SubspaceAdamW(EngineOptimizer):
         codec="auto", are not clipped.
     param_groups : iterable of dict, optional
         Groups as in torch; default is one group of all trainable parameters. The optimizer trains
-        the parameters in its groups, embeddings and head through the identity codec, and does not
-        touch any other parameter.
+        the parameters in its groups, and does not touch any other parameter.
     {options}
 
     Raises
@@ -102,22 +102,16 @@ class SubspaceAdamW(EngineOptimizer):
             fuse_own(model, self)
 
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
-        """Select what to compress; embeddings and head are frozen unless the options say otherwise.
-
-        If the user wrote the groups, all their parameters are trained, as with torch's optimizers,
-        embeddings and head through the identity codec.
-        """
+        """Select what to compress; groups that the user wrote must not have what is frozen."""
         options = self.options
-        if not (grouped and self._groups_are_written):
-            return select_weights(model, options.target, options.embeddings, wanted)
-        if options.embeddings == "frozen" and "embeddings" in options.model_fields_set:
+        if grouped and self._groups_are_written and options.embeddings == "frozen":
             for name, parameter in embedding_parameters(model):
                 if id(parameter) in wanted:
                     raise InvalidArgument(
                         f"{self._owner}: {name} is in param_groups, but embeddings='frozen'; "
                         "leave it out of the groups, or leave embeddings= out to train it"
                     )
-        return select_weights(model, options.target, "identity", wanted)
+        return select_weights(model, options.target, resolve_embeddings(options), wanted)
 
     def _make_engine(self, model: nn.Module) -> _core.SubspaceEngine:
         options = self.options
@@ -142,11 +136,11 @@ class SubspaceAdamW(EngineOptimizer):
         """Return the factor of each of the engine's weights; 1 for embeddings and head."""
         if not self._has_own_rates:
             return [1.0] * len(self.of_engine)
-        identity = self.of_engine.spread(w.identity for w in self.weights)
+        fixed = self.of_engine.spread(w.is_embedding for w in self.weights)
         matrices = self.of_engine.tensors()
-        sized = [m for m, fixed in zip(matrices, identity, strict=True) if not fixed]
+        sized = [m for m, f in zip(matrices, fixed, strict=True) if not f]
         factors = iter(weight_factors(sized))
-        return [1.0 if fixed else next(factors) for fixed in identity]
+        return [1.0 if f else next(factors) for f in fixed]
 
     def _hypers(self, *more: float) -> list[tuple[float, ...]]:
         hypers = super()._hypers(*more)

@@ -41,7 +41,7 @@ def test_another_optimizer_trains_the_embeddings():
     assert update_error(small_llama(), ours, theirs) <= 1e-5
 
 
-@pytest.mark.parametrize("more", [{}, {"embeddings": "identity"}])
+@pytest.mark.parametrize("more", [{}, {"embeddings": "identity"}, {"embeddings": "trained"}])
 def test_embeddings_that_stand_in_a_group_are_trained(more):
     ours, theirs = small_llama(), small_llama()
     with identity(ours, param_groups=decayed(ours), link=SLOW, **more) as opt:
@@ -51,10 +51,10 @@ def test_embeddings_that_stand_in_a_group_are_trained(more):
     assert update_error(small_llama(), ours, theirs) <= 1e-5
 
 
-def test_without_groups_embeddings_are_frozen_until_the_optimizer_closes():
+def test_embeddings_are_frozen_on_request_until_the_optimizer_closes():
     ours, theirs = small_llama(), small_llama()
     theirs.get_parameter(EMBEDDINGS).requires_grad_(False)
-    with identity(ours, link=SLOW) as opt:
+    with identity(ours, link=SLOW, embeddings="frozen") as opt:
         assert [name for name, _ in opt.frozen] == [EMBEDDINGS]
         train(ours, [opt])
     train(theirs, [native(p for p in theirs.parameters() if p.requires_grad)])

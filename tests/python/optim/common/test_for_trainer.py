@@ -52,13 +52,12 @@ def ours(folder, resume=None, changes=None, **options):
 def test_it_trains_as_torchs_adamw_with_groups_with_and_without_decay(tmp_path):
     model, trainer, opt = ours(tmp_path, **EXACT)
     theirs = small_llama()
-    theirs.get_parameter(EMBEDDINGS).requires_grad_(False)
     native = trained(theirs, tmp_path)
     with opt:
         assert isinstance(opt, sw.SubspaceAdamW)
         assert [group["weight_decay"] for group in opt.param_groups] == [0.3, 0.0]
-        assert [len(group["params"]) for group in opt.param_groups] == [14, 5]
-        assert [name for name, _ in opt.frozen] == [EMBEDDINGS]
+        assert [len(group["params"]) for group in opt.param_groups] == [15, 5]
+        assert opt.frozen == []
         assert opt.param_groups[0]["betas"] == (0.9, 0.95)
         assert opt.param_groups[0]["eps"] == 1e-6
     assert update_error(small_llama(), model, theirs) <= 1e-5
@@ -69,9 +68,11 @@ def test_it_trains_as_torchs_adamw_with_groups_with_and_without_decay(tmp_path):
             assert mine["learning_rate"] == other["learning_rate"]
 
 
-def test_embeddings_are_trained_where_it_is_said(tmp_path):
-    model, _, opt = ours(tmp_path, embeddings="identity", **EXACT)
+def test_embeddings_are_frozen_where_it_is_said(tmp_path):
+    model, _, opt = ours(tmp_path, embeddings="frozen", **EXACT)
+    assert [name for name, _ in opt.frozen] == [EMBEDDINGS]
     theirs = small_llama()
+    theirs.get_parameter(EMBEDDINGS).requires_grad_(False)
     trained(theirs, tmp_path)
     opt.close()
     assert update_error(small_llama(), model, theirs) <= 1e-5
@@ -102,7 +103,7 @@ def test_target_modules_are_those_of_trainers_own_optimizers(tmp_path, modules, 
     options = told if where == "door" else {"changes": told}
     _, _, opt = ours(tmp_path, **options, **EXACT)
     with opt:
-        names = [w.name for w in opt.weights]
+        names = [w.name for w in opt.weights if not w.is_embedding]
         assert all(expected in name for name in names)
         assert len(names) == {"": 14, "1.self_attn.q_proj": 1}.get(expected, 2)
 

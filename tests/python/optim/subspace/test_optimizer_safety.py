@@ -153,7 +153,7 @@ def test_a_calibration_closure_need_not_use_every_weight():
 
 def test_a_dropped_optimizer_gives_frozen_weights_back():
     model = nn.Sequential(nn.Embedding(300, 256), nn.Linear(256, 256))
-    opt = block_random(model)
+    opt = block_random(model, embeddings="frozen")
     assert not model[0].weight.requires_grad
     del opt
     assert model[0].weight.requires_grad

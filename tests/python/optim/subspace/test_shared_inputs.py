@@ -28,6 +28,8 @@ def sides(opt: sw.SubspaceAdamW, side: str) -> dict[str, torch.Tensor]:
     """P or Q of each weight, as what the identity matrix is projected to."""
     found = {}
     for number, weight in enumerate(opt.weights):
+        if weight.is_embedding:
+            continue
         described = opt.engine.describe(number)
         rows = weight.shape[0] if side == "p" else weight.shape[1]
         out = torch.empty(rows, described["core_rows" if side == "p" else "core_cols"])

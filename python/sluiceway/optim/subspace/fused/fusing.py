@@ -191,7 +191,7 @@ def _why_left(opt: SubspaceAdamW, number: int) -> str | None:
 
 def why_left(weight: CompressedWeight, codec: str, projects: bool) -> str | None:
     """Return why every step forms the gradient of a weight; None if steps need not."""
-    if weight.identity:
+    if weight.is_embedding:
         return "an embedding or the head"
     if weight.is_batch:
         return "a batch of matrices"
