@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from sluiceway.config.shape import context_of
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.folder import context_of
 from sluiceway.run.last_save import last_save
 from sluiceway.run.run_folder import CONFIG_FILE
 

@@ -16,9 +16,9 @@ from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes, format_count
 from sluiceway.config.schema import PYDOC, DataSection, with_absolute_paths
+from sluiceway.config.shape import CONFIG_FILE
 from sluiceway.errors import InvalidArgument, OutOfMemory
 from sluiceway.machine.wear import RATED_TB, tb_per_day
-from sluiceway.model.folder import CONFIG_FILE
 from sluiceway.run.choices import Choices, Way, find_choices
 from sluiceway.run.target_machine import TargetMachine, target_machine
 

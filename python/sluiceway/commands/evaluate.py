@@ -14,9 +14,9 @@ from sluiceway.base.json_text import finite
 from sluiceway.base.meter import meter
 from sluiceway.config.file import check_config, load_config
 from sluiceway.config.schema import PYDOC, Config
+from sluiceway.config.shape import CONFIG_FILE as MODEL_CONFIG
 from sluiceway.errors import InvalidArgument, IoError
-from sluiceway.model.folder import CONFIG_FILE as MODEL_CONFIG
-from sluiceway.model.folder import check_context, check_model_folder, context_of
+from sluiceway.model.folder import check_context, check_model_folder
 from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import CONFIG_FILE as RUN_CONFIG
 
@@ -184,11 +184,9 @@ def _model(path: Path, asked: Asked) -> _Subject:
             f"--data is missing, and {path} is no run with a data.eval; expected a file, a folder, "
             f"a glob or {PYDOC}"
         )
-    config = check_config({"model": {"path": str(path)}, "data": {"train": asked.data}})
-    context = context_of(check_model_folder(path, weights=False))
-    length = min(config.data.sequence_length, context or config.data.sequence_length)
-    data = config.data.model_copy(update={"sequence_length": length})
-    config = _with(config.model_copy(update={"data": data}), asked)
+    check_model_folder(path, weights=False)
+    model = {"path": str(path), "dtype": "fp32"}
+    config = _with(check_config({"model": model, "data": {"train": asked.data}}), asked)
     from sluiceway.run.checkpoint import check_if_save
 
     check_if_save(path)

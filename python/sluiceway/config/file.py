@@ -13,10 +13,18 @@ from pydantic import ValidationError
 from sluiceway.config.complaints import Complaints
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines import DEFAULT_KIND, section_of
-from sluiceway.config.schema import TRAINER_NAMES, Config, check_available, device_in_full
+from sluiceway.config.schema import (
+    TRAINER_NAMES,
+    Config,
+    DataSection,
+    check_available,
+    device_in_full,
+)
+from sluiceway.config.shape import context_of, shape_of, stored_dtype
 from sluiceway.errors import InvalidArgument, IoError
 
 _LENGTHS = {("train", "steps"), ("train", "epochs")}
+_STORED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp32"}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -50,6 +58,7 @@ def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> 
 def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = "config") -> Config:
     """Turn plain dicts into a Config; `where` maps key paths to the places that errors name."""
     complaints = Complaints(where or {}, name, _engine_section(tree, where or {}, name))
+    tree = _with_defaults_of_model(tree)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -60,6 +69,24 @@ def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = 
         raise InvalidArgument(f"{complaints.place(tuple(key.split('.')))}: {key} {said}")
     check_available(config)
     return config
+
+
+def _with_defaults_of_model(tree: dict) -> dict:
+    """Return the tree with the model's dtype and context where it has neither.
+
+    A model that cannot be read changes nothing: whoever opens it says what is wrong.
+    """
+    model, data = tree.get("model"), tree.get("data")
+    if not isinstance(model, dict) or not isinstance(model.get("path"), str | os.PathLike):
+        return tree
+    shape = shape_of(os.path.expanduser(model["path"]))
+    if "dtype" not in model and (dtype := _STORED.get(stored_dtype(shape))):
+        tree = {**tree, "model": {**model, "dtype": dtype}}
+    context = context_of(shape)
+    if context is not None and isinstance(data, dict) and "sequence_length" not in data:
+        length = min(context, DataSection.model_fields["sequence_length"].default)
+        tree = {**tree, "data": {**data, "sequence_length": length}}
+    return tree
 
 
 def _read(path: Path) -> tuple[dict, dict[tuple, int]]:

@@ -123,7 +123,11 @@ def _of_its_kind(value: Any) -> Any:
 
 class ModelSection(Section):
     path: HomePath = option(..., "Folder of the model, as transformers writes it.")
-    dtype: Literal["fp32", "bf16", "fp16"] = option("fp32", "Type in which weights are stored.")
+    dtype: Literal["fp32", "bf16", "fp16"] = option(
+        "fp32",
+        "Type of the weights in training. By default, that of the model's config.json, except that "
+        "a model of fp16 is trained in fp32.",
+    )
     autocast: Annotated[Literal["bf16", "fp16", "auto"] | None, BeforeValidator(off_is_null)] = (
         option(
             None,
@@ -173,7 +177,7 @@ class DataSection(Section):
         "as qwen3. Saves keep it.",
     )
     sequence_length: Annotated[Int, Field(ge=2)] = option(
-        256, "Tokens of a sequence, at most the model's context."
+        2048, "Tokens of a sequence, at most the model's context, which is the default if smaller."
     )
     packing: bool | Literal["apart"] = option(
         True,

@@ -28,3 +28,13 @@ class Native(GradientEngine):
             eps=train.eps,
             weight_decay=train.weight_decay,
         )
+
+    def description(self) -> list[str]:
+        """Extend the lines by what 16-bit weights lose."""
+        dtype, lines = self.config.model.dtype, super().description()
+        if dtype != "fp32":
+            lines.append(
+                f"weights and moments are {dtype}, which rounds small updates away; "
+                "model.dtype: fp32 keeps them"
+            )
+        return lines

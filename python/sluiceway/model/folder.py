@@ -9,13 +9,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluiceway.config.shape import CONFIG_FILE, context_of
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.model.safetensors_header import SafetensorsHeader, check_weights_file
 
 if TYPE_CHECKING:
     import torch
 
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _TRAINED_TYPES = ("BF16", "F16", "F32", "F64")
@@ -179,16 +179,6 @@ def _own_memory(tensors: list[torch.Tensor]) -> None:
 def _first(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
-
-
-def context_of(config: dict) -> int | None:
-    """Number of positions that the model supports; None if its config does not say."""
-    text = config.get("text_config")  # Of models that read more than text.
-    for part in (config, text if isinstance(text, dict) else {}):
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            if isinstance(part.get(key), int):
-                return part[key]
-    return None
 
 
 def check_context(config: dict, folder: str, sequence_length: int) -> None:

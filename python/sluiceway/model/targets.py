@@ -277,7 +277,9 @@ def select_weights(
             selection.ordinary.append((name, parameter))
             selection.why_ordinary[name] = why
     check_dense("target", selection, owners)
-    _check_compressed(model, selection)
+    if all(w.is_embedding and not w.identity for w in selection.compressed):
+        _refuse_small(model)
+    _check_compressed(selection)
     return selection
 
 
@@ -291,14 +293,16 @@ def check_dense(caller: str, selection: Selection, owners: dict) -> None:
             )
 
 
-def _check_compressed(model: nn.Module, selection: Selection) -> None:
-    if not selection.compressed:
-        count = sum(p.dim() == 2 for p in model.parameters())
-        raise InvalidArgument(
-            f"target: {type(model).__name__} has no trainable linear weight with at least "
-            f"{MIN_ELEMENTS} elements ({count} matrices in all), expected at least one; use "
-            "torch.optim.AdamW, or name the weights with target="
-        )
+def _refuse_small(model: nn.Module) -> None:
+    count = sum(p.dim() == 2 for p in model.parameters())
+    raise InvalidArgument(
+        f"target: {type(model).__name__} has no trainable linear weight with at least "
+        f"{MIN_ELEMENTS} elements ({count} matrices in all), expected at least one; use "
+        "torch.optim.AdamW, or name the weights with target="
+    )
+
+
+def _check_compressed(selection: Selection) -> None:
     check_storage("target", ((w.name, w.parameter) for w in selection.compressed))
     for weight in selection.compressed:
         p = weight.parameter

@@ -16,10 +16,11 @@ from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import STREAMED
 from sluiceway.config.file import check_config
 from sluiceway.config.schema import PYDOC, Config
+from sluiceway.config.shape import context_of, stored_dtype
 from sluiceway.engines.plan import EnginePlan
 from sluiceway.machine.finding import first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
-from sluiceway.model.folder import check_model_folder, context_of
+from sluiceway.model.folder import check_model_folder
 from sluiceway.model.skeleton import build_skeleton
 from sluiceway.model.speeds import disk_speed, measure_speeds
 from sluiceway.run.planning import Prediction
@@ -210,7 +211,7 @@ class _Search:
         count = max(1, round(tokens / self.length))
         self._part = max(1, round(count / _MOST_PARTS))  # Sequences of the smallest micro-batch.
         self.count = self._part * max(1, round(count / self._part))
-        stored = str(shape.get("dtype") or shape.get("torch_dtype")).removeprefix("torch.")
+        stored = stored_dtype(shape)
         self._dtype = _STORED.get(stored, "fp32")
         self.note = "weights of float16 train as bf16" if stored == "float16" else ""
         with torch.device("meta"):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.meter import meter
+from sluiceway.config.shape import CONFIG_FILE
 from sluiceway.errors import InvalidArgument
-from sluiceway.model.folder import CONFIG_FILE
 from sluiceway.run.last_save import LastSave, last_save
 from sluiceway.run.run_folder import RunFolder
 

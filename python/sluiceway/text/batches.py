@@ -84,7 +84,8 @@ def _described(data: DataSection, counts: dict[str, int], part: str) -> str:
     kinds = [_counted(counts[f"{part}_{k}"], k) for k in KINDS if f"{part}_{k}" in counts]
     files = counts[f"{part}_files"]
     where = f" in {_counted(files, 'files')}" if files else ""
-    size = f"{'' if data.packing else 'at most '}{data.sequence_length:,} tokens"
+    is_full = data.packing and counts[f"{part}_tokens"] >= data.sequence_length
+    size = f"{'' if is_full else 'at most '}{data.sequence_length:,} tokens"
     share = counts[f"{part}_learned"] / counts[f"{part}_tokens"]
     weighted = " as data.weights says" if part == "train" and data.weights else ""
     text = (

@@ -70,9 +70,10 @@ def make_sequences(
     ----------
     data : DataSection
         With `packing`, all documents are joined and cut into sequences of `sequence_length`
-        tokens; a shorter remainder is left out. If it is "apart", the first token of a document
-        is not learned, because nothing precedes it. Without packing, each document is a sequence
-        of at most that length, and `overlong` says what becomes of a longer one.
+        tokens; a shorter remainder is left out, unless there is nothing else. If it is "apart", the
+        first token of a document is not learned, because nothing precedes it. Without packing, each
+        document is a sequence of at most that length, and `overlong` says what becomes of a longer
+        one.
     part : str
         "train" or "eval", for errors.
     vocabulary : int
@@ -87,8 +88,9 @@ def make_sequences(
         )
     length, cut = data.sequence_length, np.zeros(0, bool)
     if data.packing:
-        starts = np.arange(len(tokens) // length, dtype=np.int64) * length
-        lengths = np.full(len(starts), length, np.int64)
+        size = min(length, max(1, len(tokens)))
+        starts = np.arange(len(tokens) // size, dtype=np.int64) * size
+        lengths = np.full(len(starts), size, np.int64)
     else:
         starts, lengths = np.cumsum(stream.lengths) - stream.lengths, stream.lengths
         longer = lengths > length
@@ -116,15 +118,15 @@ def make_sequences(
 
 def _refuse_all(tokens: int, learned: int, data: DataSection, part: str) -> None:
     length = data.sequence_length
-    expected = f"at least one sequence of {length}" if data.packing else "at least 2 in a document"
+    expected = "at least 2" if data.packing else "at least 2 in a document"
     if learned > 1 and not data.packing:
         raise InvalidArgument(
             f"data.{part}: all that is learned lies behind the first {length} tokens of its "
             "document, expected a larger data.sequence_length"
         )
     raise InvalidArgument(
-        f"data.{part}: {tokens} tokens in all, expected {expected} with something to learn; use "
-        "more text or a smaller data.sequence_length"
+        f"data.{part}: {tokens} tokens in all, expected {expected}, with something to "
+        "learn behind the first; use more text"
     )
 
 

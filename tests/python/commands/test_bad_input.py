@@ -167,7 +167,6 @@ CHAT = [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "t
         ({"train": ["none.txt"]}, ["data.train: there is no file", "none.txt"]),
         ({"train": ["*.none"]}, ["data.train: no file matches"]),
         ({"train": ["empty.txt"]}, ["has no text"]),
-        ({"train": ["short.txt"]}, ["6 tokens in all, expected at least one sequence of 32"]),
         ({"train": ["bad.jsonl"]}, ["bad.jsonl:2", "is not JSON"]),
         ({"train": ["long.jsonl"], "packing": False}, ["long.jsonl:1: 100 tok"]),
         ({"train": ["bare"]}, ["bare is a folder without files of data"]),

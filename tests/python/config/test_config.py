@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 from hypothesis import given
@@ -20,6 +22,32 @@ def test_smallest_config_gets_every_default(load):
     assert config.engine == SubspaceSection()
     assert config.train == TrainSection()
     assert (config.model.dtype, config.model.autocast, config.trace) == ("fp32", None, True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "length"),
+    [
+        ({"dtype": "bfloat16", "max_position_embeddings": 4096}, "bf16", 2048),
+        ({"torch_dtype": "float32", "n_positions": 1024}, "fp32", 1024),
+        ({"dtype": "float16"}, "fp32", 2048),
+        ({"text_config": {"dtype": "bfloat16", "max_position_embeddings": 64}}, "bf16", 64),
+        ({"dtype": "float8_e4m3fn", "max_position_embeddings": None}, "fp32", 2048),
+        ([], "fp32", 2048),
+        (None, "fp32", 2048),
+    ],
+)
+def test_type_and_length_are_those_of_the_model_unless_they_are_said(
+    load, tmp_path, shape, dtype, length
+):
+    if shape is not None:
+        (tmp_path / "config.json").write_text(json.dumps(shape))
+    config = load(f"model: {{path: {tmp_path}}}\ndata: {{train: pydoc}}\n")
+    assert (config.model.dtype, config.data.sequence_length) == (dtype, length)
+    said = load(
+        f"model: {{path: {tmp_path}}}\ndata: {{train: pydoc, sequence_length: 8}}\n",
+        "model.dtype=fp16",
+    )
+    assert (said.model.dtype, said.data.sequence_length) == ("fp16", 8)
 
 
 def test_resolved_config_reads_back_as_itself(load):

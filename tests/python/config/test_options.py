@@ -81,7 +81,7 @@ def test_a_keyword_that_is_none_is_a_type_error_with_the_nearest_one(make_one, w
     [
         ({"wire": "fp8"}, "wire is 'fp8', expected bf16, fp32 or int8"),
         ({"schedule": "fifo"}, "schedule is 'fifo', expected edf, fcfs, paper or barrier"),
-        ({"embeddings": "trained"}, "embeddings is 'trained', expected frozen or identity"),
+        ({"embeddings": "whole"}, "embeddings is 'whole', expected trained, identity or frozen"),
         ({"accumulate": 0}, "accumulate is 0, expected auto or at least 1"),
         ({"seed": True}, "seed is true, expected a number"),
         ({"link": 12.0}, r"link is 12\.0, expected a sluiceway.Link"),

@@ -35,7 +35,7 @@ def test_what_adamw_has_defaults_for_is_off_unless_it_is_said(load):
 def test_options_of_a_config_are_those_of_the_class():
     shared = {name: field.default for name, field in ZoArguments.model_fields.items()}
     section = {name: field.default for name, field in ZoSection.model_fields.items()}
-    assert section.pop("kind") == "zo"
+    assert (section.pop("kind"), section.pop("embeddings")) == ("zo", "trained")
     assert section.pop("eval_batches") is None
     assert {name: shared.pop(name) for name in section} == section
     assert set(shared) == {

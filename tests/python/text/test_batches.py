@@ -166,9 +166,18 @@ def test_answers_behind_the_cut_are_left_out_and_none_at_all_is_refused():
         make_sequences(Corpus(documents[:1]), ByteTokens(), data, "train", 257)
 
 
-def test_too_little_text_is_refused_with_both_counts():
-    with pytest.raises(InvalidArgument, match=r"5 tokens in all, expected at least one .* of 8"):
-        sequences_of("abcd", length=8)
+def test_text_shorter_than_a_sequence_is_one_sequence():
+    sequences = sequences_of("abcd", length=8)
+    assert sequences.tokens.tolist() == [*b"abcd", 256]
+    assert (sequences.starts.tolist(), sequences.lengths.tolist()) == ([0], [5])
+    assert len(sequences_of("abcdefg", length=8)) == len(sequences_of("abcdefgh", length=8)) == 1
+
+
+def test_text_without_anything_to_learn_is_refused():
+    messages = [{"role": "assistant", "content": ""}]
+    corpus = Corpus([Document("t:1", messages=messages)])
+    with pytest.raises(InvalidArgument, match="tokens in all, expected at least 2, with something"):
+        make_sequences(corpus, ByteTokens(), cut(8, True), "train", 257)
 
 
 def test_token_beyond_the_models_embeddings_is_refused():

@@ -20,7 +20,7 @@ def loss_of(model, step):
 
 
 def factored(weight, gradients):
-    """What the factored residual makes of a weight without a core, in double precision."""
+    """Train a weight without a core by the factored residual, in double precision."""
     weight, rows, columns = weight.double(), 0.0, 0.0
     for step, gradient in enumerate(gradients, start=1):
         gradient = gradient.double()
