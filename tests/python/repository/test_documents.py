@@ -164,3 +164,17 @@ def test_readme_is_short_and_its_cells_are_too() -> None:
     assert [line for line in lines if len(line) > 120] == []
     cells = [cell for line in lines if line.startswith("|") for cell in line.split("|")]
     assert [cell for cell in cells if len(cell.split()) > 25] == []
+
+
+def test_every_error_of_the_troubleshooting_page_is_one_that_we_print():
+    page = (REPOSITORY / "docs" / ("troubleshooting" + MD)).read_text(encoding="utf-8")
+    errors = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(errors) >= 20
+    sources = [
+        path.read_text(encoding="utf-8")
+        for folder in ("python/sluiceway", "runtime", "kernels")
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in (".py", ".cpp", ".h")
+    ]
+    lost = [error for error in errors if not any(error in text for text in sources)]
+    assert not lost, "no source prints this"
