@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from sluiceway.errors import InvalidArgument
@@ -13,11 +15,12 @@ from sluiceway.model.targets import select_weights
 from sluiceway.optim.common.parameters import check_model
 from sluiceway.optim.offload.optimizer import OffloadAdamW
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
+from sluiceway.optim.zo.optimizer import ZoSgd
 
 
 def for_trainer(
-    model: nn.Module, kind: Literal["subspace", "offload"] = "subspace", **options: Any
-) -> tuple[type[SubspaceAdamW | OffloadAdamW], dict[str, Any]]:
+    model: nn.Module, kind: Literal["subspace", "offload", "zo"] = "subspace", **options: Any
+) -> tuple[type[SubspaceAdamW | OffloadAdamW | ZoSgd], dict[str, Any]]:
     """Return `optimizer_cls_and_kwargs` for transformers' `Trainer`, and for TRL's trainers.
 
     Trainer creates the optimizer after it has moved the model to its device. It makes its own
@@ -31,7 +34,9 @@ def for_trainer(
     model : torch.nn.Module
         The model that you pass to Trainer.
     kind : str
-        "subspace" trains with SubspaceAdamW, "offload" with OffloadAdamW.
+        "subspace" trains with SubspaceAdamW, "offload" with OffloadAdamW, "zo" with ZoSgd and its
+        tier "device". ZoSgd has no backward: it replaces the `training_step` of the Trainer that
+        creates it, which then calls `compute_loss` at least twice for a batch, without gradients.
     **options
         Options of that optimizer except `param_groups`. With kind="subspace" you may pass
         `optim_target_modules` in place of `target`, which Trainer's own optimizers take too:
@@ -54,10 +59,13 @@ def for_trainer(
     >>> Trainer(model=model, args=args, train_dataset=data, optimizer_cls_and_kwargs=door).train()
     """
     check_model("for_trainer", model)
-    kinds = {"subspace": TrainersSubspaceAdamW, "offload": TrainersOffloadAdamW}
+    kinds = {
+        "subspace": TrainersSubspaceAdamW,
+        "offload": TrainersOffloadAdamW,
+        "zo": TrainersZoSgd,
+    }
     if kind not in kinds:
-        more = "; for zo write a loop, since it takes no backward" if kind == "zo" else ""
-        raise InvalidArgument(f"for_trainer: kind is {kind!r}, expected subspace or offload{more}")
+        raise InvalidArgument(f"for_trainer: kind is {kind!r}, expected {', '.join(kinds)}")
     if "param_groups" in options:
         raise InvalidArgument(
             "for_trainer: param_groups are given, but Trainer makes its own groups; for groups "
@@ -109,12 +117,75 @@ class TrainersOffloadAdamW(OffloadAdamW):
     ) -> None:
         groups = [dict(group) for group in param_groups]
         settled = _settled(groups, of, options, sys._getframe(1).f_locals.get("self"))
-        if settled.pop("optim_target_modules", None) is not None:
+        _refuse_target("offload", settled)
+        super().__init__(of, param_groups=groups, **settled)
+
+
+class TrainersZoSgd(ZoSgd):
+    """ZoSgd that makes its step inside of Trainer's `training_step`; see TrainersSubspaceAdamW."""
+
+    def __init__(
+        self, param_groups: Iterable[dict[str, Any]], *, of: nn.Module, **options: Any
+    ) -> None:
+        groups = [dict(group) for group in param_groups]
+        trainer = sys._getframe(1).f_locals.get("self")
+        settled = _settled(groups, of, options, trainer)
+        if not _is_trainer(trainer):
             raise InvalidArgument(
-                "for_trainer: optim_target_modules is given, but kind offload trains every "
-                "parameter; leave it out, or freeze the others with requires_grad_(False)"
+                "for_trainer: kind is zo, but the caller is not a Trainer, whose training_step "
+                "would make the steps; use sluiceway.ZoSgd"
+            )
+        _refuse_target("zo", settled)
+        for name in ("betas", "eps"):  # Of AdamW; eps of ZoSgd is another number.
+            if name not in options:
+                settled.pop(name, None)
+        if settled.get("tier", "device") != "device":
+            raise InvalidArgument(
+                f"for_trainer: tier is {settled['tier']!r}, but Trainer moves the whole model to "
+                "its device; leave tier out, or train with the command line or a loop of your own"
+            )
+        if trainer.args.fp16:
+            raise InvalidArgument(
+                "for_trainer: fp16 is set, but kind zo has no gradients that a loss scale could "
+                "help; set bf16=True, or neither"
             )
         super().__init__(of, param_groups=groups, **settled)
+        self._trainer = trainer
+        self._batches: list[tuple[dict[str, Any], Any]] = []  # Of the step that is not made yet.
+        trainer.training_step = self._training_step
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing if Trainer calls: the step is made by then."""
+        return None if closure is None else super().step(closure)
+
+    def _training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Take one micro-batch; make the step with the last one, and return the step's loss."""
+        trainer = self._trainer
+        model.train()
+        self._batches.append((trainer._prepare_inputs(inputs), num_items_in_batch))
+        if not trainer.accelerator.sync_gradients:
+            return torch.zeros((), device=trainer.args.device)
+        batches, self._batches = self._batches, []
+        # With the number of items in all micro-batches, their losses add up to the step's loss.
+        is_sum = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+        factor = len(batches) if is_sum and num_items_in_batch is not None else 1
+
+        def loss_of(batch: dict[str, Any], items: Any) -> torch.Tensor:
+            with trainer.compute_loss_context_manager():
+                return factor * trainer.compute_loss(model, batch, num_items_in_batch=items)
+
+        loss = super().step([partial(loss_of, *batch) for batch in batches])
+        return loss.to(trainer.args.device)
+
+
+def _refuse_target(kind: str, settled: dict[str, Any]) -> None:
+    if settled.pop("optim_target_modules", None) is not None:
+        raise InvalidArgument(
+            f"for_trainer: optim_target_modules is given, but kind {kind} trains every "
+            "parameter; leave it out, or freeze the others with requires_grad_(False)"
+        )
 
 
 def _settled(
@@ -137,8 +208,7 @@ def _settled(
 
 def _told(caller: Any) -> dict[str, Any]:
     """Return a Trainer's arguments for its optimizer; the groups have the weight decay."""
-    module = sys.modules.get("transformers.trainer")
-    if module is None or not isinstance(caller, module.Trainer):
+    if not _is_trainer(caller):
         return {}
     arguments = caller.args
     return {
@@ -147,6 +217,11 @@ def _told(caller: Any) -> dict[str, Any]:
         "eps": arguments.adam_epsilon,
         "optim_target_modules": arguments.optim_target_modules,
     }
+
+
+def _is_trainer(caller: Any) -> bool:
+    module = sys.modules.get("transformers.trainer")
+    return module is not None and isinstance(caller, module.Trainer)
 
 
 def _target(model: nn.Module, modules: str | list[str]) -> str | list[str]:

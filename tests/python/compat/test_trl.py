@@ -15,7 +15,7 @@ import sluiceway as sw
 import torch
 from agreement import check_row
 from conftest import REPOSITORY
-from small_models import update_error
+from small_models import same_bits, update_error
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -91,6 +91,21 @@ def test_trainer_of_trl_trains_as_with_torchs_adamw(record_property, parts, make
     assert len(logs[0]) == 3
     assert logs[1] == pytest.approx(logs[0], abs=1e-4)
     check_row(record_property, ROW, update_error(load(), models[1], models[0]))
+
+
+@pytest.mark.parametrize("make", [sft, dpo])
+def test_trainer_of_trl_trains_by_forwards_alone(parts, make):
+    load, options, tokenizer = parts
+    model = load()
+    door = sw.for_trainer(model, kind="zo", lr=1e-3, eps=1e-2)
+    trainer = make(model, {**options, "max_steps": 6}, tokenizer, door)
+    trainer.train()
+    trainer.optimizer.optimizer.close()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert len(losses) == 6
+    assert all(0 < loss < 10 for loss in losses)
+    assert all(p.grad is None for p in model.parameters())
+    assert not same_bits(model, load())
 
 
 def test_example_of_the_readme_trains_and_goes_on_from_its_last_step(small_model, tmp_path):

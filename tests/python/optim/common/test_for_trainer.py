@@ -24,7 +24,7 @@ class Rows(Dataset):
         return {"input_ids": row, "labels": row.clone()}
 
 
-def trained(model, folder, door=None, resume=None, **changes):
+def trained(model, folder, door=None, resume=None, data=None, **changes):
     """Let Trainer train 8 steps; without a door with its own AdamW."""
     arguments = {
         "output_dir": str(folder), "max_steps": 8, "per_device_train_batch_size": 2,
@@ -36,7 +36,7 @@ def trained(model, folder, door=None, resume=None, **changes):
     trainer = Trainer(
         model=model,
         args=TrainingArguments(**arguments),
-        train_dataset=Rows(),
+        train_dataset=data or Rows(),
         optimizer_cls_and_kwargs=door,
     )
     trainer.train(resume_from_checkpoint=resume)
@@ -194,9 +194,75 @@ def test_without_a_trainer_a_learning_rate_is_asked_for():
 
 
 def test_kinds_that_trainer_cannot_make_are_refused(tmp_path):
-    with pytest.raises(sw.InvalidArgument, match="kind is 'zo', expected subspace or offload; for"):
-        sw.for_trainer(small_llama(), kind="zo")
+    with pytest.raises(sw.InvalidArgument, match="kind is 'zoo', expected subspace, offload, zo"):
+        sw.for_trainer(small_llama(), kind="zoo")
     with pytest.raises(sw.InvalidArgument, match=r"optimizers=\(sw\.OffloadAdamW\("):
         sw.for_trainer(small_llama(), kind="offload", param_groups=[])
     with pytest.raises(sw.InvalidArgument, match="kind offload trains every parameter"):
         ours(tmp_path, kind="offload", optim_target_modules="all-linear")
+
+
+# ---- Forward passes only ----
+
+
+class OneRow(Rows):
+    """Every batch is the same, so that a plain loop needs no sampler."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(0)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_zo_trains_as_in_a_plain_loop(tmp_path, micro_batches):
+    options = {"lr": 1e-3, "eps": 1e-2, "seed": 5}
+    changes = {"gradient_accumulation_steps": micro_batches, "lr_scheduler_type": "linear"}
+    model, trainer, opt = ours(
+        tmp_path, kind="zo", changes={**changes, "data": OneRow()}, **options
+    )
+    assert isinstance(opt, sw.ZoSgd)
+    assert [group["weight_decay"] for group in opt.param_groups] == [0.3, 0.0]
+    theirs, (batch,) = small_llama(), [torch.stack([OneRow()[0]["input_ids"]] * 2)]
+    matrices = [p for p in theirs.parameters() if p.dim() > 1]
+    vectors = [p for p in theirs.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
+    losses, rates = [], []
+    with sw.ZoSgd(theirs, param_groups=groups, **options) as plain:
+        for step in range(8):
+            for group in plain.param_groups:
+                group["lr"] = options["lr"] * (1 - step / 8)
+            rates.append(plain.param_groups[0]["lr"])
+            closure = lambda: theirs(input_ids=batch, labels=batch).loss  # noqa: E731
+            losses.append(plain.step([closure] * micro_batches).item())
+    logged = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["loss"] for line in logged] == pytest.approx(losses, rel=1e-3)
+    assert [line["learning_rate"] for line in logged] == pytest.approx(rates)
+    assert losses[-1] < losses[0]
+    assert update_error(small_llama(), model, theirs) <= 2e-2  # Sums of losses round otherwise.
+    opt.close()
+
+
+def test_zo_goes_on_from_trainers_checkpoint_bit_for_bit(tmp_path):
+    saving = {"changes": {"save_strategy": "steps", "save_steps": 4}, "kind": "zo", "lr": 1e-3}
+    whole, _, opt = ours(tmp_path, **saving)
+    opt.close()
+    resumed, _, opt = ours(tmp_path, resume=str(tmp_path / "checkpoint-4"), **saving)
+    opt.close()
+    assert same_bits(whole, resumed)
+    assert not same_bits(whole, small_llama())
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({}, {"tier": "host"}, "tier is 'host', but Trainer moves the whole model"),
+        ({"optim_target_modules": "all-linear"}, {}, "kind zo trains every parameter"),
+    ],
+)
+def test_zo_is_refused_where_trainer_cannot_have_it(tmp_path, changes, options, words):
+    with pytest.raises(sw.InvalidArgument, match=words):
+        ours(tmp_path, kind="zo", changes=changes, **options)
+    make, options = sw.for_trainer(small_llama(), kind="zo")
+    with pytest.raises(sw.InvalidArgument, match="there is no learning rate"):
+        make([{"params": list(options["of"].parameters())}], **options)
+    with pytest.raises(sw.InvalidArgument, match="the caller is not a Trainer"):
+        make([{"params": list(options["of"].parameters())}], lr=1e-3, **options)
