@@ -119,6 +119,11 @@ class Options(Section, metaclass=_CalledAsAFunction):
             if to in _marks(field)["to"] or (in_state and _marks(field)["in_state"])
         ]
 
+    @classmethod
+    def keywords(cls) -> list[str]:
+        """Names by which a constructor takes the options."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
     def keywords_for(self, to: Receiver) -> dict[str, Any]:
         """Return the keywords of the compiled module for an engine or a weight."""
         return {name: getattr(self, name) for name in self.names(to=to)}

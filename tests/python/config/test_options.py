@@ -30,6 +30,7 @@ def test_the_signature_has_every_option_with_its_default(optimizer):
     assert list(parameters)[:6] == ["model", "lr", "betas", "eps", "weight_decay", "max_norm"]
     names = public(OPTIMIZERS[optimizer])
     assert parameters.keys() >= set(names)
+    assert not any(name.startswith("_") for name in parameters)
     for name in names:
         expected = OPTIMIZERS[optimizer].model_fields[name].default
         assert parameters[name].default == expected

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.base.columns import WeightTable
 from sluiceway.config.shared_options import SharedOptions
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import device_ops
@@ -686,9 +687,9 @@ class EngineOptimizer(StateHooks, ABC):
             "loss_scale": self.loss_scale.value,
         }
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Describe each weight of the engine: codec, core shape and bytes."""
-        return [self.engine.describe(index) for index in range(len(self.of_engine))]
+    def describe(self) -> WeightTable:
+        """Describe each weight of the engine: codec, core shape and bytes; `print` it."""
+        return WeightTable(self.engine.describe(index) for index in range(len(self.of_engine)))
 
     def close(self) -> None:
         """Apply all enqueued updates, write the trace and remove the hooks; idempotent.

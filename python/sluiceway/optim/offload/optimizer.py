@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import weakref
@@ -131,7 +130,7 @@ class OffloadAdamW(EngineOptimizer):
         **options: Any,
     ) -> None:
         name = type(self).__name__
-        refuse_unknown(name, options, inspect.signature(OffloadAdamW.__init__).parameters)
+        refuse_unknown(name, options, OffloadArguments.keywords())
         checked = OffloadArguments.checked(name, {"max_norm": max_norm, **options})
         adam = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(model, adam, checked, param_groups)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from sluiceway import _core
+from sluiceway.base.columns import WeightTable
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection, embedding_parameters, select_weights
@@ -93,7 +93,7 @@ class SubspaceAdamW(EngineOptimizer):
         **options: Any,
     ) -> None:
         name = type(self).__name__
-        refuse_unknown(name, options, inspect.signature(SubspaceAdamW.__init__).parameters)
+        refuse_unknown(name, options, SubspaceArguments.keywords())
         checked = SubspaceArguments.checked(name, {"max_norm": max_norm, **options})
         adam = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(model, adam, checked, param_groups)
@@ -297,10 +297,10 @@ class SubspaceAdamW(EngineOptimizer):
                     "train it; freeze a part by requires_grad_(False) before the forward"
                 )
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Describe each weight; `why` is the reason for its codec."""
+    def describe(self) -> WeightTable:
+        """Describe each weight; `why` is the reason for its codec. `print` shows a table."""
         described = zip(super().describe(), reasons(self), strict=True)
-        return [{**costs, "why": why} for costs, why in described]
+        return WeightTable({**costs, "why": why} for costs, why in described)
 
     def watch_calibration(self, watch: Callable[[int, int], None]) -> None:
         """Report the first fits of projectors: `watch(fitted, total)` is called for each.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -120,7 +119,7 @@ class ZoSgd(WeightAccess, StateHooks):
         **options: Any,
     ) -> None:
         self._owner = owner = type(self).__name__
-        refuse_unknown(owner, options, inspect.signature(ZoSgd.__init__).parameters)
+        refuse_unknown(owner, options, ZoArguments.keywords())
         checked = ZoArguments.checked(owner, options)
         if not isinstance(model, nn.Module):
             raise InvalidArgument(
