@@ -11,6 +11,7 @@ import sluiceway as sw
 from agreement import LINK, STEPS, check_row, error_of_update, native, seen_weights
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from small_models import Stack, loss_of, make
+from test_examples import run_program
 from torch.utils.data import DataLoader
 from twins import LR, identity
 
@@ -147,3 +148,8 @@ def test_clipping_by_value_is_refused(tmp_path):
     clipped = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value"}
     with pytest.raises(sw.Error, match="clip by norm"):
         twins_of(Inner, tmp_path, **clipped)
+
+
+def test_example_of_the_page_trains(small_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_program("Lightning", small_model)

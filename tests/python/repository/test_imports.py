@@ -23,7 +23,7 @@ ORDER = [
     {"text", "machine", "store"},
     {"model"},
     {"optim"},
-    {"engines"},
+    {"engines", "integrations"},
     {"run"},
     {"report"},
     {"commands"},

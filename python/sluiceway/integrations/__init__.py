@@ -1,0 +1,1 @@
+"""Plugins with which other trainers use Sluiceway's optimizers."""
