@@ -76,7 +76,6 @@ def test_a_copied_model_trains_without_the_optimizer_of_the_original():
         opt.synchronize()
         twin = copy.deepcopy(copied)
         plain.load_state_dict(copied.state_dict())
-        plain.model.embed_tokens.weight.requires_grad_(False)
         language_loss(copied, 2).backward()
         for index in (5, 6):  # In the middle of a step of the original.
             language_loss(twin, index).backward()

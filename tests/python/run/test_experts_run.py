@@ -47,7 +47,8 @@ def test_plan_counts_each_slice_and_a_run_takes_what_it_says(
     done = sluiceway("plan", config, "--json")
     assert done.code == 0, done.err
     plan = json.loads(done.out)
-    assert plan["compressed_weights"] == 2 * (4 - 2 + 2 * EXPERTS)  # k and v are too small.
+    # k and v are too small; and the embedding, which is also the head.
+    assert plan["compressed_weights"] == 2 * (4 - 2 + 2 * EXPERTS) + 1
     outcome = sluiceway("train", config, "--out", tmp_path / "out", "--json")
     assert outcome.code == 0, outcome.err
     lines = read_lines(tmp_path / "out")[1:]

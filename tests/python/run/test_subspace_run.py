@@ -14,7 +14,8 @@ from experiments.kill_resume.kills import weights_hash
 def subspace(small_model, write_config):
     def write(**sections):
         sections.setdefault("engine", {})
-        sections["engine"] = {"kind": "subspace", "codec": "block_random", **sections["engine"]}
+        engine = {"kind": "subspace", "codec": "block_random", "embeddings": "frozen"}
+        sections["engine"] = engine | sections["engine"]
         return write_config(small_model, **sections)
 
     return write
@@ -172,11 +173,9 @@ def test_codec_without_a_core_needs_a_residual(sluiceway, subspace, tmp_path):
 def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_path):
     config = subspace(engine={"codec": "auto"}, train={"steps": 2})
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
-    assert "256x256: none, core 0x0, second moment factored, residual factored; " in outcome.out
-    assert (
-        "0 B each way a step (auto: these weights need no link, as the residual alone"
-        in outcome.out
-    )
+    line = "8 weights of 256 x 256: no core; the device trains with the gradient as Adafactor does"
+    assert line in outcome.out
+    assert "(auto: these weights need no link, as the residual alone" in outcome.out
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
     (why,) = {c["why"] for c in choices}
@@ -186,9 +185,9 @@ def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_p
     outcome = sluiceway("train", config, "--out", tmp_path / "more")
     assert " % of a step of 2,048 tokens in 1 backward, its calibration " in outcome.out
     assert " % of 2 steps, expected less than 6 % together" in outcome.out
-    assert "max_norm 1 clips none of 14 weights without a core" in outcome.out
+    assert "max_norm 1 does not clip the 14 without a core" in outcome.out
     cores = subspace(train={"steps": 1})
-    assert "clips none" not in sluiceway("train", cores, "--out", tmp_path / "cores").out
+    assert "does not clip" not in sluiceway("train", cores, "--out", tmp_path / "cores").out
 
 
 def test_loss_that_is_not_finite_is_null_in_json(sluiceway, subspace, tmp_path):

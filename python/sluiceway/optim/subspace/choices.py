@@ -139,8 +139,8 @@ def clip_lines(optimizer: SubspaceAdamW, max_norm: float | None) -> list[str]:
     if max_norm is None or not coreless:
         return []
     return [
-        f"max_norm {max_norm:g} clips none of {coreless} weights without a core: the update of "
-        "each is held to a root mean square of 1 by itself"
+        f"max_norm {max_norm:g} does not clip the {coreless} without a core: the update of each is "
+        "held to a root mean square of 1 by itself"
     ]
 
 
@@ -163,11 +163,22 @@ def coreless_lines(optimizer: SubspaceAdamW) -> list[str]:
 
 def choice_lines(choices: list[dict[str, Any]]) -> list[str]:
     """Describe each group in one line."""
-    return [
-        f"{c['weights']} x {c['shape'][0]}x{c['shape'][1]}: {c['codec']}, core "
-        f"{c['core'][0]}x{c['core'][1]}, second moment {c['second_moment']}, "
-        f"residual {c['residual']}; "
-        f"{format_bytes(c['device_bytes'])} on the device, {format_bytes(c['host_bytes'])} on the "
-        f"host, {format_bytes(c['d2h_bytes'])} each way a step ({c['why']})"
-        for c in choices
-    ]
+    return [_choice_line(choice) for choice in choices]
+
+
+def _choice_line(choice: dict[str, Any]) -> str:
+    weights, plural = choice["weights"], "s" if choice["weights"] > 1 else ""
+    head = f"{weights} weight{plural} of {choice['shape'][0]} x {choice['shape'][1]}: "
+    bytes_of = {cost: format_bytes(choice[cost]) for cost in _COSTS}
+    if choice["codec"] == "none":
+        rule = {"factored": "as Adafactor does", "sign": "by its sign"}[choice["residual"]]
+        return (
+            f"{head}no core; the device trains with the gradient {rule}, "
+            f"{bytes_of['device_bytes']} ({choice['why']})"
+        )
+    return (
+        f"{head}{choice['codec']}, cores of {choice['core'][0]} x {choice['core'][1]}, residual "
+        f"{choice['residual']}; {bytes_of['device_bytes']} on the device, "
+        f"{bytes_of['host_bytes']} on the host, {bytes_of['d2h_bytes']} each way a step "
+        f"({choice['why']})"
+    )

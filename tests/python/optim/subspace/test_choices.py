@@ -24,7 +24,7 @@ def test_weights_of_one_kind_are_one_line_with_summed_bytes():
     assert choice["d2h_bytes"] == 4 * 64 * 64 * 2
     (line,) = choice_lines([choice])
     assert line.startswith(
-        "4 x 256x256: block_random, core 64x64, second moment factored, residual factored; "
+        "4 weights of 256 x 256: block_random, cores of 64 x 64, residual factored; "
     )
     assert line.endswith("32 KiB each way a step (as configured)")
 

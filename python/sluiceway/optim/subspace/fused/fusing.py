@@ -232,7 +232,9 @@ def fused_summary(opt: SubspaceAdamW) -> dict[str, Any] | None:
     fused = opt.fused_linears
     if fused is None:
         return None
-    residuals = (one["residual"] for one in opt.describe())
+    weights = opt.of_engine.spread(opt.weights)
+    described = zip(weights, opt.describe(), strict=True)
+    residuals = (one["residual"] for weight, one in described if not weight.is_embedding)
     return describe_fused(len(fused.names), fused.left, opt.options.residual_every, residuals)
 
 
