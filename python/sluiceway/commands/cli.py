@@ -217,6 +217,7 @@ def _export(
     step: o.StepOfLog = None,
     dtype: o.ConvertTo = None,
     force: o.Force = False,
+    push: o.PushTo = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Write a run's last save, or a step of it, as a model.
@@ -227,13 +228,20 @@ def _export(
     from sluiceway.base.json_text import json_text
     from sluiceway.base.sizes import format_bytes
     from sluiceway.run.export import export
+    from sluiceway.run.push import check_account, push_folder
 
     with Interrupt():
+        if push is not None:
+            check_account(push)
         done = export(folder, to, dtype, force, step)
+        if push is not None:
+            done["url"] = push_folder(to, push)
     said = (
         f"{to}: weights of step {done['step']}, {format_bytes(done['bytes'])}\n"
         f"for llama.cpp: python convert_hf_to_gguf.py {to} --outfile {to}.gguf"
     )
+    if push is not None:
+        said += f"\npushed to {done['url']}"
     print(json_text(done) if as_json else said)
 
 

@@ -264,6 +264,15 @@ StepOfLog = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Replace the model that FOLDER holds, if it holds one.")
 ]
+PushTo = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OWNER/NAME",
+        help="Also upload the folder to this repository of the Hugging Face hub, which is made "
+        "private if it is new.",
+        show_default=False,
+    ),
+]
 
 # ---- report, doctor and bench ----
 

@@ -8,14 +8,19 @@ import shutil
 import struct
 import subprocess
 import sys
+from typing import ClassVar
 
+import huggingface_hub
 import pytest
 import torch
 from conftest import assert_short_error
+from huggingface_hub import RepoUrl
 from safetensors.torch import load_file, save_file
 from sluiceway.base import atomic
 from sluiceway.base.atomic import replace_folder
+from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.run import manifest
+from sluiceway.run.push import check_account, push_folder
 
 
 @pytest.fixture
@@ -294,3 +299,68 @@ def test_replacement_is_whole_with_and_without_the_exchange_call(tmp_path, monke
         (fresh / "new").write_text("new")
         assert contents(tmp_path / "model") == {"old": b"old"}
     assert contents(tmp_path) == {"model/new": b"new"}
+
+
+# ---- The hub ----
+
+
+class Hub:
+    """Stands in for huggingface_hub.HfApi."""
+
+    refuses: Exception | None = None
+    uploads: ClassVar[list] = []
+
+    def whoami(self):
+        return {"name": "me"}
+
+    def create_repo(self, repo_id, private, exist_ok):
+        if self.refuses is not None:
+            raise self.refuses
+        assert private
+        assert exist_ok
+        return RepoUrl(f"https://huggingface.co/{repo_id}")
+
+    def upload_folder(self, repo_id, folder_path, commit_message):
+        Hub.uploads.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(Hub, "refuses", None)
+    monkeypatch.setattr(Hub, "uploads", [])
+    return Hub
+
+
+def test_push_uploads_the_folder_to_a_private_repository(tmp_path, hub):
+    (tmp_path / "config.json").write_text("{}")
+    check_account("me/model")
+    assert push_folder(tmp_path, "me/model") == "https://huggingface.co/me/model"
+    assert hub.uploads == [("me/model", ["config.json"])]
+
+
+def test_push_that_is_refused_says_where_the_model_is(tmp_path, hub):
+    with pytest.raises(InvalidArgument, match="--push: a/b/c cannot be a repository: "):
+        check_account("a/b/c")
+    hub.refuses = OSError("403 Forbidden\nmore")
+    words = f"--push: me/model could not be written, 403 Forbidden; the model is in {tmp_path}"
+    with pytest.raises(IoError) as refused:
+        push_folder(tmp_path, "me/model")
+    assert str(refused.value) == words
+
+
+def test_push_needs_a_login_before_anything_is_written(sluiceway, run, tmp_path):
+    for name, words in (("me/model", "--push: "), ("a/b/c", "a/b/c cannot be a repository: ")):
+        refused = sluiceway("export", run, "--to", tmp_path / "model", "--push", name)
+        assert_short_error(refused, 2, words)
+        assert not (tmp_path / "model").exists()
+
+
+def test_nobody_logged_in_is_told_how(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.HfApi, "whoami", _nobody)
+    with pytest.raises(InvalidArgument, match="nobody is logged in on this machine; run hf auth"):
+        check_account("me/model")
+
+
+def _nobody(self):
+    raise huggingface_hub.errors.LocalTokenNotFoundError("no token")
