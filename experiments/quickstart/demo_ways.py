@@ -14,8 +14,8 @@ Ways = dict[str, tuple[str, dict[str, Any]]]
 NATIVE = {"engine": {"kind": "native", "embeddings": "frozen"}}
 BARRIER = {"engine.codec": "identity", "schedule.order": "barrier"}
 CORES = {"engine.codec": "block_random"}
-# All of these train the same weights: the byte embedding and the tied head are frozen.
-FROZEN: Ways = {
+# All ways train the same weights: the byte embedding, which is also the head, is frozen.
+IN_MEMORY: Ways = {
     "native AdamW": ("native", NATIVE),
     "full gradients": ("barrier", BARRIER),
     "cores": ("cores", CORES),
@@ -24,7 +24,7 @@ FROZEN: Ways = {
 
 
 def difference(name: str) -> dict[str, Any]:
-    """Return the overrides that a config with states on disk has and the quickstart lacks."""
+    """Return the overrides of a config with states on disk, which freezes the embedding, too."""
     told = {
         each: yaml.safe_load((REPOSITORY / "configs" / f"{each}.yaml").read_text())
         for each in ("quickstart", name)
@@ -32,17 +32,17 @@ def difference(name: str) -> dict[str, Any]:
     first, other = told["quickstart"], told[name]
     train = {k: v for k, v in other["train"].items() if v != first["train"].get(k)}
     return {
-        **{key: other[key] for key in ("engine", "store", "budget")},
+        "engine": {**other["engine"], "embeddings": "frozen"},
+        **{key: other[key] for key in ("store", "budget")},
         **{f"train.{key}": value for key, value in train.items()},
     }
 
 
-# Full AdamW of every weight, embedding and head too.
 ON_DISK: Ways = {
     "AdamW on disk": ("disk", difference("quickstart_offload_disk")),
     "disk, codec": ("codec", difference("quickstart_offload_compressed")),
 }
-WAYS: Ways = {**FROZEN, **ON_DISK}
+WAYS: Ways = {**IN_MEMORY, **ON_DISK}
 LINKED = ("full gradients", "cores", *ON_DISK)  # Ways whose steps send something over the link.
 
 
