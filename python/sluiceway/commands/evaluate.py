@@ -148,8 +148,8 @@ def _subject(path: Path, asked: Asked) -> _Subject:
     if not path.is_dir():
         what = "is a file" if path.exists() else "is not there"
         raise IoError(
-            f"{path}: {what}, expected the folder of a run or a transformers folder; models are "
-            "not downloaded",
+            f"{path}: {what}, expected the folder of a run or a transformers folder; a model of "
+            f"the Hugging Face hub gets there by: hf download OWNER/NAME --local-dir {path}",
             errno.ENOENT,
             str(path),
         )

@@ -38,7 +38,8 @@ def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
         what = "is a file" if path.exists() else "does not exist"
         raise IoError(
             f"model.path: {path} {what}, expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}; "
-            "models are not downloaded",
+            "a model of the Hugging Face hub gets there by: hf download OWNER/NAME --local-dir "
+            f"{path}",
             errno.ENOENT,
             str(path),
         )

@@ -12,7 +12,7 @@ import torch
 from conftest import REPOSITORY
 from safetensors.torch import load_file
 
-PAGE = (REPOSITORY / "docs" / "examples.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/examples.md").read_text(encoding="utf-8")
 _PROGRAM = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PROGRAMS = {
     part.partition("\n")[0]: found[1]
