@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-_WIDTH = 96
+WIDTH = 96
 
 
 def parameter(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -37,7 +37,7 @@ def shown_type(field: FieldInfo) -> str:
 def _entry(name: str, field: FieldInfo) -> str:
     default = "" if field.is_required() else f", default {_quoted(field.default)}"
     text = textwrap.fill(
-        field.description, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4
+        field.description, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4
     )
     return f"{field.alias or name} : {shown_type(field)}{default}\n{text}"
 

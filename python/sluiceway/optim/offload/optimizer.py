@@ -54,7 +54,11 @@ _UNKNOWN_NORM = 1e15
 _NO_DISK = {"disk_read": 0, "disk_written": 0}  # A store in memory has drives, but no disk.
 
 
-@documents_options(OffloadArguments)
+@documents_options(
+    OffloadArguments,
+    "tier", "path", "weights", "state_codec", "policy", "codec", "accumulate", "micro_batches",
+    "activations", "frozen_codec", "device", "budget", "loss_scale", "seed",
+)  # fmt: skip
 class OffloadAdamW(EngineOptimizer):
     """Full AdamW whose moments and f32 masters are in host memory or on disk.
 

@@ -38,7 +38,11 @@ from sluiceway.optim.subspace.weight_rates import weight_factors, with_factors
 _ZERO = 1e-20  # A factor on residuals, which divide by it; beside eps such a residual vanishes.
 
 
-@documents_options(SubspaceArguments)
+@documents_options(
+    SubspaceArguments,
+    "codec", "ratio", "target", "embeddings", "tokens_per_step", "total_steps", "accumulate",
+    "activations", "device", "budget", "loss_scale", "seed",
+)  # fmt: skip
 class SubspaceAdamW(EngineOptimizer):
     """AdamW on compressed gradients, with moments and update on the host, layer by layer.
 

@@ -36,7 +36,10 @@ from sluiceway.optim.zo.tiers import device_of, make_tier
 from sluiceway.optim.zo.weights import TrainedWeight, trained_groups, trained_weights
 
 
-@documents_options(ZoArguments)
+@documents_options(
+    ZoArguments,
+    "tier", "path", "mode", "eps", "directions", "noise", "device", "budget", "seed",
+)  # fmt: skip
 class ZoSgd(WeightAccess, StateHooks):
     """SGD along random directions, from losses alone [MeZO, arXiv 2305.17333].
 
