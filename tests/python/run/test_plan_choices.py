@@ -21,16 +21,20 @@ RATES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shape(tmp_path_factory) -> Path:
-    """A folder with nothing but the config.json of a Llama of 207 M parameters."""
-    folder = tmp_path_factory.mktemp("shape") / "llama"
+def llama(folder: Path, layers: int, heads: int) -> Path:
+    """Write nothing but the config.json of a Llama with heads of 128."""
     LlamaConfig(
-        vocab_size=512, hidden_size=1024, intermediate_size=2816, num_hidden_layers=16,
-        num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=128,
-        dtype="bfloat16",
+        vocab_size=512, hidden_size=128 * heads, intermediate_size=352 * heads,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+        max_position_embeddings=128, dtype="bfloat16",
     ).save_pretrained(folder)  # fmt: skip
     return folder
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory) -> Path:
+    """A model of 196 M parameters."""
+    return llama(tmp_path_factory.mktemp("shape") / "llama", layers=8, heads=11)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +69,10 @@ def test_where_fp32_has_no_room_native_gives_up_small_updates(shape, size):
     assert "small updates" in found["native, bf16"].gives_up
 
 
-def test_each_way_keeps_to_the_machine_and_streams_weights_that_do_not_fit(shape, size):
+def test_each_way_keeps_to_the_machine_and_streams_weights_that_do_not_fit(tmp_path):
     """Not all of the weights' bytes are left, so weights have to come and go."""
-    device = 2 * size - (1 << 20)
+    shape = llama(tmp_path / "llama", layers=16, heads=8)
+    device = 2 * 206_000_000
     found = ways(shape, device)
     assert set(found) == {"offload", "offload, 8bit", "zo"}
     assert found["offload"].config.engine.weights == "streamed"
