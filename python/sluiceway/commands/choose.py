@@ -23,6 +23,7 @@ from sluiceway.run.choices import Choices, Way, find_choices
 from sluiceway.run.target_machine import TargetMachine, target_machine
 
 _STEPS = 1000
+_EPOCHS = 3
 _RATE = 1e-5  # Learning rate of AdamW for large pretrained models; zo has its own default.
 _PLACES = {
     "device": "on the device",
@@ -223,11 +224,12 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
     model = {"path": config.model.path, "dtype": config.model.dtype}
     model |= {"autocast": config.model.autocast} if config.model.autocast else {}
     model |= {"checkpointing": True} if config.model.checkpointing else {}
-    train: dict[str, Any] = {"steps": _STEPS, "micro_batch": config.train.micro_batch}
+    length = {"steps": _STEPS} if data is None else {"epochs": _EPOCHS}
+    train: dict[str, Any] = {**length, "micro_batch": config.train.micro_batch}
     train |= {"accumulate": config.train.accumulate} if config.train.accumulate > 1 else {}
     train |= {"loss": "sliced"} if config.train.loss == "sliced" else {}
     if engine.kind != "zo":
-        train |= {"lr": _RATE, "warmup_steps": _STEPS // 20}
+        train |= {"lr": _RATE, "warmup_steps": 0.05}
     tree = {
         "model": model,
         "data": {

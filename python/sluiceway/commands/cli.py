@@ -135,7 +135,7 @@ def _plan(
     and --disk describe. It prints each engine's fastest way that fits, and --write makes a config
     of the first. If nothing fits, the exit code is 3.
     """
-    if not path.exists() and not path.suffix:
+    if not path.exists() and path.suffix not in (".yaml", ".yml", ".json"):
         raise IoError(
             f"plan: there is no {path}; name a config, or a folder with a model, which you get by: "
             f"hf download {path} --local-dir {path.name}",

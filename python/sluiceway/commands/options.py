@@ -83,6 +83,9 @@ CardName = Annotated[
 ]
 
 
+_LEAST_SIZE = 1 << 20  # Bytes; who says less has left out the unit.
+
+
 def _size(text: str | int) -> int:
     try:
         size = parse_bytes(text)
@@ -90,6 +93,8 @@ def _size(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
     if not size:
         raise typer.BadParameter("is 0, expected more")
+    if size < _LEAST_SIZE:
+        raise typer.BadParameter(f"{text} is {size:,} bytes; give a unit, such as {text}GiB")
     return size
 
 

@@ -78,6 +78,11 @@ def print_summary(path: Path, summary: dict[str, Any], as_json: bool) -> None:
         parts.append(f"loss {summary['final_loss']:.4f}")
     if held_out is not None and first is not None:
         parts.append(f"held-out loss {first:.4f} to {held_out:.4f}")
+    if summary["keeps_best"] and summary["best_step"]:
+        best = f"{summary['best_eval_loss']:.4f} at step {summary['best_step']}"
+        parts.append(f"lowest {best}, in {RunFolder(path).best_path}")
+    elif summary["keeps_best"]:
+        parts.append("no step was lower than the start, so there is no best model")
     if ratio is not None:
         parts.append(f"{ratio:.3f} x native per step")
     if summary["data"]["replaced_bytes"]:

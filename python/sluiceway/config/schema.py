@@ -125,8 +125,8 @@ class ModelSection(Section):
     path: HomePath = option(..., "Folder of the model, as transformers writes it.")
     dtype: Literal["fp32", "bf16", "fp16"] = option(
         "fp32",
-        "Type of the weights in training. By default, that of the model's config.json, except that "
-        "a model of fp16 is trained in fp32.",
+        "Type of the weights in training. If this key is left out, it is that of the model's "
+        "config.json, and fp32 for fp16.",
     )
     autocast: Annotated[Literal["bf16", "fp16", "auto"] | None, BeforeValidator(off_is_null)] = (
         option(
@@ -177,7 +177,7 @@ class DataSection(Section):
         "as qwen3. Saves keep it.",
     )
     sequence_length: Annotated[Int, Field(ge=2)] = option(
-        2048, "Tokens of a sequence, at most the model's context, which is the default if smaller."
+        2048, "Tokens of a sequence, at most the model's context, which is taken if it is smaller."
     )
     packing: bool | Literal["apart"] = option(
         True,

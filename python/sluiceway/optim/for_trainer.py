@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -10,11 +11,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import select_weights
 from sluiceway.optim.common.parameters import check_model
+from sluiceway.optim.offload.arguments import OffloadArguments
 from sluiceway.optim.offload.optimizer import OffloadAdamW
+from sluiceway.optim.subspace.arguments import SubspaceArguments
 from sluiceway.optim.subspace.optimizer import SubspaceAdamW
+from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.optimizer import ZoSgd
 
 
@@ -66,6 +71,9 @@ def for_trainer(
     }
     if kind not in kinds:
         raise InvalidArgument(f"for_trainer: kind is {kind!r}, expected {', '.join(kinds)}")
+    names = {"subspace": SubspaceArguments, "offload": OffloadArguments, "zo": ZoArguments}
+    known = [*inspect.signature(kinds[kind].__base__).parameters, *names[kind].keywords()]
+    refuse_unknown("for_trainer", options, [*known, "optim_target_modules"])
     if "param_groups" in options:
         raise InvalidArgument(
             "for_trainer: param_groups are given, but Trainer makes its own groups; for groups "

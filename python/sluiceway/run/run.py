@@ -140,7 +140,15 @@ class Run:
         self._say(kind, [*found, describe_length(self._config.train, inputs.train)])
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
-            with self._folder.changed_config(self._config):  # A resume may have changed it.
+            if not unfinished:
+                print(
+                    f"sluiceway: {self._folder.path}: is complete; --set train.steps or "
+                    "train.epochs makes it go on",
+                    file=sys.stderr,
+                )
+            # A resume may have changed it; a run that makes no step keeps the config of its steps.
+            changed = self._folder.changed_config(self._config)
+            with changed if unfinished else contextlib.nullcontext():
                 keep, last = self._lines_until(position)
                 native = self._native(inputs) if self._config.compare == "native" else None
                 context = self._open(inputs, source, save, trace=unfinished)

@@ -51,6 +51,7 @@ def summarise(
         "final_eval_loss": position.last_eval_loss,
         "best_eval_loss": position.best_eval_loss,
         "best_step": position.best_step,
+        "keeps_best": config.train.keep_best,
         "stopped_early": status == "done" and position.step < config.train.steps,
         **figures,
     }

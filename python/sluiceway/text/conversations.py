@@ -12,6 +12,8 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
+import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +29,10 @@ _MARK = "\ue000"  # A private-use character, which no template has.
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Templates that write today's date get this one: equal data must give equal tokens on every day.
 _DAY = datetime.date(2024, 7, 26)
+_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])([^"']*)\1\s*\)""")
 
 
@@ -52,6 +58,8 @@ def named_template(name: str) -> str:
                 getattr(error, "errno", None),
                 name,
             ) from None
+    if name == "chatml":
+        return _CHATML
     if find_spec("trl") is None:
         raise Unavailable(
             f"data.chat_template: {name} is a name of trl's, which is not installed; install it "
@@ -60,10 +68,11 @@ def named_template(name: str) -> str:
     folder = Path(find_spec("trl").origin).parent / "chat_templates"
     known = {path.stem: path for path in folder.glob("*.jinja")}
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=4, cutoff=0.3) or sorted(known)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
         raise InvalidArgument(
-            f"data.chat_template: trl has no template {name}, expected a .jinja file, or a name "
-            f"such as {', '.join(near)}"
+            f"data.chat_template: trl has no template {name}; {hint}expected a .jinja file, or one "
+            f"of chatml, {', '.join(sorted(known))}"
         )
     return known[name].read_text(encoding="utf-8")
 
@@ -92,6 +101,23 @@ def marked_template(tokenizer: Any, place: str) -> str | None:
         return get_training_chat_template(tokenizer)
     except ValueError:  # TRL does not know it.
         return None
+
+
+def tell_lost_tools(documents: Iterable[Document], tokenizer: Any) -> None:
+    """Say that conversations have tools, or calls of tools, if the template writes none."""
+    template = tokenizer.chat_template
+    if template is None or "tool" in str(template):
+        return
+    lost = sum(
+        bool(d.tools) or any("tool_calls" in message for message in d.messages or ())
+        for d in documents
+    )
+    if lost:
+        print(
+            f"sluiceway: data: {lost:,} conversations have tools or calls of tools, which the chat "
+            "template does not write, so nothing of them is learned",
+            file=sys.stderr,
+        )
 
 
 def conversation_tokens(

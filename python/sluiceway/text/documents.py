@@ -12,6 +12,7 @@ these names; then the others are not looked at.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,9 @@ _ROLES = {
 }  # Of sharegpt's conversations; others are names of roles themselves.
 KINDS = ("texts", "answers", "conversations")  # Values of Document.kind.
 _SPLIT_SEED = 0x5EED
-_EXPECTED = "messages, conversations, prompt and completion, instruction and output, or text"
+_EXPECTED = (
+    "a string text, or messages, conversations, prompt and completion, or instruction and output"
+)
 # For tokenizers without a chat template; of Stanford's Alpaca, whose models know it.
 _ALPACA = (
     "Below is an instruction that describes a task{paired}. Write a response that appropriately "
@@ -160,6 +163,7 @@ def read_documents(
     """
     names_of_columns = columns.values() if columns else get_args(ColumnName)
     corpus, reading = Corpus(), Reading(file_format, part, set(names_of_columns))
+    unread: set[str] = set()
     for name in names:
         if name == PYDOC:
             corpus.documents += [
@@ -168,8 +172,17 @@ def read_documents(
             ]
             continue
         for place, row in reading.rows(name):
-            document = Document(place, row) if isinstance(row, str) else _of(row, place, columns)
+            if isinstance(row, str):
+                document = Document(place, row)
+            else:
+                document = _of(row, place, columns)
+                unread |= set() if columns else set(row) - _columns_read(row)
             corpus.documents.append(replace(document, source=name))
+    if unread:
+        names_of_unread = ", ".join(sorted(map(str, unread)))
+        print(
+            f"sluiceway: data.{part}: columns that are not read: {names_of_unread}", file=sys.stderr
+        )
     corpus.files, corpus.replaced = reading.files, reading.replaced
     if not any(d.messages or d.text.strip() for d in corpus.documents):
         raise InvalidArgument(
@@ -192,13 +205,29 @@ def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -
         document = _alpaca(record, place)
     elif isinstance(record.get("text"), str):
         document = Document(place, record["text"])
+    elif "chosen" in record:
+        raise InvalidArgument(
+            f"{place}: has chosen and no completion, so it is a preference; the command line "
+            "trains on answers alone. docs/examples.md has DPO in Python"
+        )
     else:
         raise InvalidArgument(
-            f"{place}: has {has or 'no keys'}, expected a string text, or messages, or others of "
-            f"{_EXPECTED}; data.columns gives columns other names"
+            f"{place}: has {has or 'no keys'}, expected {_EXPECTED}; "
+            "data.columns gives columns other names, such as data.columns: {text: body}"
         )
     _check_characters(document)
     return document
+
+
+def _columns_read(record: dict[str, Any]) -> set[str]:
+    """Columns that `_of` reads of a record."""
+    if "messages" in record or "conversations" in record:
+        return {"messages" if "messages" in record else "conversations", "system", "tools"}
+    if "prompt" in record and "completion" in record:
+        return {"prompt", "completion", "tools"}
+    if "instruction" in record and "output" in record:
+        return {"instruction", "input", "output", "system"}
+    return {"text"}
 
 
 def _mapped(
@@ -275,6 +304,12 @@ def _message(found: object, at: str) -> dict[str, Any]:
         message["role"] = _ROLES.get(role, role) if isinstance(role, str) else role
     if "value" in message:
         message["content"] = message.pop("value")
+    if message.get("weight") == 0 or message.get("train") is False:
+        raise InvalidArgument(
+            f"{at} is marked as not to be learned, which is not supported: what the assistant says "
+            "is learned; leave the mark out, or give the turns before it as prompt and the others "
+            "as completion"
+        )
     if not isinstance(message.get("role"), str):
         raise InvalidArgument(f"{at} has no role, expected a string such as user")
     message["content"] = _content(message, at)
@@ -336,8 +371,10 @@ def _tools(record: dict[str, Any], place: str) -> list[Any] | None:
 
 def _check_learns(messages: list[dict[str, Any]], place: str, key: str) -> None:
     if not any(m["role"] == "assistant" for m in messages):
+        roles = ", ".join(sorted({m["role"] for m in messages}))
         raise InvalidArgument(
-            f"{place}: {key} has no turn of the assistant to learn from, expected at least one"
+            f"{place}: {key} has no turn of the assistant to learn from, expected at least one "
+            f"(its roles: {roles})"
         )
 
 

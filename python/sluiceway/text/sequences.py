@@ -119,6 +119,11 @@ def make_sequences(
 def _refuse_all(tokens: int, learned: int, data: DataSection, part: str) -> None:
     length = data.sequence_length
     expected = "at least 2" if data.packing else "at least 2 in a document"
+    if data.overlong == "drop" and not data.packing and tokens > length:
+        raise InvalidArgument(
+            f"data.{part}: no document of at most {length} tokens has something to learn, and "
+            "data.overlong: drop leaves the others out; expected a larger data.sequence_length"
+        )
     if learned > 1 and not data.packing:
         raise InvalidArgument(
             f"data.{part}: all that is learned lies behind the first {length} tokens of its "

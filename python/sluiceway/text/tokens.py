@@ -27,7 +27,12 @@ import numpy as np
 from sluiceway.base.atomic import replace_folder
 from sluiceway.base.meter import meter
 from sluiceway.errors import IoError
-from sluiceway.text.conversations import common_prefix, conversation_tokens, marked_template
+from sluiceway.text.conversations import (
+    common_prefix,
+    conversation_tokens,
+    marked_template,
+    tell_lost_tools,
+)
 from sluiceway.text.documents import Corpus, Document
 
 _KEPT_FROM = 4 << 20  # Characters.
@@ -107,6 +112,7 @@ def _cache() -> Path | None:
 def _marked(corpus: Corpus, tokenizer: Any) -> str | None:
     """Return the template of the conversations; None if there are none, or none is marked."""
     first = next((d for d in corpus.documents if _is_chat(d, tokenizer)), None)
+    tell_lost_tools(corpus.documents, tokenizer)
     return None if first is None else marked_template(tokenizer, first.place)
 
 

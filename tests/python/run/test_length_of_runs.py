@@ -200,3 +200,31 @@ def test_every_engine_keeps_its_best_model(sluiceway, small_model, write_config,
     assert loss_of_best(sluiceway, run, config) == pytest.approx(
         losses[found["best_step"]], abs=2e-5
     )
+
+
+def test_a_run_that_is_complete_says_so_and_keeps_its_config(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(tiny_model, train={"steps": 2})
+    assert sluiceway("train", config, "--out", tmp_path / "run").code == 0
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    again = sluiceway("resume", tmp_path / "run", "--set", "train.lr=1e-3")
+    assert again.code == 0, again.err
+    assert "is complete; --set train.steps or train.epochs makes it go on" in again.err
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    longer = sluiceway("resume", tmp_path / "run", "--set", "train.steps=3")
+    assert longer.code == 0, longer.err
+    assert "is complete" not in longer.err
+    assert (tmp_path / "run" / "config.yaml").read_text() != before
+
+
+def test_the_last_line_says_where_the_best_model_is_or_that_there_is_none(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    for lr, words in ((1e-2, f"in {tmp_path / 'good' / 'best'}"), (10.0, "there is no best model")):
+        train = {"steps": 2, "lr": lr, "eval_every": 1, "keep_best": True, "max_norm": None}
+        name = "good" if lr < 1 else "bad"
+        done = sluiceway("train", write_config(tiny_model, train=train), "--out", tmp_path / name)
+        assert done.code == 0, done.err
+        assert words in done.out.splitlines()[-1]
+        assert (tmp_path / name / "best").exists() == (name == "good")

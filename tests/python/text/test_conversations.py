@@ -16,8 +16,10 @@ import pytest
 import torch
 from conftest import assert_short_error, read_lines
 from sluiceway.config.schema import DataSection
+from sluiceway.errors import InvalidArgument
 from sluiceway.model.folder import load_tokenizer
 from sluiceway.text.batches import collate
+from sluiceway.text.conversations import named_template
 from sluiceway.text.documents import Corpus, Document, read_documents
 from sluiceway.text.sequences import IGNORED, make_sequences
 from sluiceway.text.tokens import tokenise
@@ -258,7 +260,7 @@ def test_template_that_trl_has_is_known_by_its_name(
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("qwen2.5", "trl has no template qwen2.5, expected a .jinja file, or a name such as qwen"),
+        ("qwen2.5", "trl has no template qwen2.5; did you mean qwen2_5? expected a .jinja file"),
         ("./none.jinja", "/none.jinja cannot be read, No such file"),
         ("", "data.chat_template"),
     ],
@@ -270,3 +272,37 @@ def test_template_that_there_is_not_is_refused(
     outcome = sluiceway("train", write_config(tiny_model, data=data), "--out", tmp_path / "out")
     assert_short_error(outcome, 2, words)
     assert not (tmp_path / "out").exists()
+
+
+def test_calls_of_tools_that_the_template_does_not_write_are_told(
+    sluiceway, chat_model, chats, write_config, tmp_path
+):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    turns = [
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "two"},
+    ]
+    with chats.open("a") as file:
+        file.write(json.dumps({"messages": turns}) + "\n")
+    config = write_config(chat_model, data={"train": [str(chats)], "sequence_length": 64})
+    outcome = sluiceway("train", config, "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert "1 conversations have tools or calls of tools, which the chat template" in outcome.err
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+def test_turns_that_are_marked_as_not_to_be_learned_are_refused(tmp_path, mark):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **mark}]
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": turns}) + "\n")
+    with pytest.raises(InvalidArgument, match="is marked as not to be learned, which is not supp"):
+        read_documents([str(path)], "auto", "train")
+
+
+def test_chatml_is_known_without_trl(merging):
+    merging.chat_template = named_template("chatml")
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = merging.apply_chat_template(talk, tokenize=False)
+    assert text == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"

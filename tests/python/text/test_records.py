@@ -122,10 +122,22 @@ def test_columns_with_other_names_are_mapped_and_no_others_are_looked_at(tmp_pat
         ({"instruction": 3, "output": "a"}, "instruction is a int, expected a string"),
         ({"prompt": "\ud83d", "completion": "a"}, "has \\ud83d, half of a surrogate pair"),
         ({"messages": [USER, {"role": "assistant", "content": "\ud83d"}]}, "has \\ud83d"),
-        ({}, "has no keys, expected a string text, or messages, or others of"),
+        ({}, "has no keys, expected a string text, or messages, conversations"),
     ],
 )  # fmt: skip
 def test_records_that_cannot_be_learned_are_refused_with_what_is_wrong(tmp_path, record, words):
     with pytest.raises(InvalidArgument) as refused:
         document_of(tmp_path, record)
     assert words in str(refused.value)
+
+
+def test_columns_that_are_not_read_are_named(tmp_path, capsys):
+    path = tmp_path / "x.jsonl"
+    rows = [{"instruction": "a", "output": "b", "history": [], "id": 1}, {"text": "c", "id": 2}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read_documents([str(path)], "auto", "train")
+    said = capsys.readouterr().err
+    assert said == "sluiceway: data.train: columns that are not read: history, id\n"
+    path.write_text(json.dumps({"text": "c"}) + "\n")
+    read_documents([str(path)], "auto", "train")
+    assert capsys.readouterr().err == ""

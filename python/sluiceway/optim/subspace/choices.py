@@ -126,7 +126,7 @@ def _cost_of_svd(choice: _core.AutoCodec, run: RunLength) -> str:
 
 def rate_lines(factors: list[float]) -> list[str]:
     """Describe the range of learning rates; empty if all weights have their group's rate."""
-    if not factors or set(factors) == {1.0}:
+    if not factors or {f"{factor:.2f}" for factor in factors} == {"1.00"}:
         return []
     return [
         f"learning rates by size of weight: {min(factors):.2f} to {max(factors):.2f} of the group's"
