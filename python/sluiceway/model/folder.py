@@ -45,9 +45,20 @@ def check_model_folder(folder: str | os.PathLike, weights: bool = True) -> dict:
         )
     config = _read_json(path / CONFIG_FILE)
     if weights:
+        _check_not_quantised(path, config)
         for file in _weight_files(path):
             _check_unquantised(file, check_weights_file(file))
     return config
+
+
+def _check_not_quantised(path: Path, config: dict) -> None:
+    how = config.get("quantization_config")
+    if how is not None:
+        method = how.get("quant_method", "") if isinstance(how, dict) else ""
+        raise InvalidArgument(
+            f"model.path: {path} is quantised ({method} in {CONFIG_FILE}), expected weights of 16, "
+            "32 or 64 bits; take the model that this one was quantised from"
+        )
 
 
 def _check_unquantised(file: Path, header: SafetensorsHeader) -> None:

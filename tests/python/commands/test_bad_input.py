@@ -112,6 +112,11 @@ def test_folder_that_is_not_empty_is_refused_and_resume_named(
         (lambda d: _copy(d, cut=("tokenizer.json", 100)), 2, ["no tokenizer"]),
         (lambda d: _shards(d, lambda shard: os.truncate(shard, 50)), 1, ["50 bytes, expected"]),
         (lambda d: _shards(d, os.unlink), 2, [".safetensors: cannot be read, No such file"]),
+        (
+            lambda d: _copy(d, config={"quantization_config": {"quant_method": "awq"}}),
+            2,
+            ["is quantised (awq in config.json)", "the model that this one was quantised from"],
+        ),
         (lambda d: _copy(d, config={"vocab_size": 300}), 2, ["is (257, 32), expected (300"]),
         (lambda d: _copy(d, config={"num_hidden_layers": 3}), 2, ["lack", "first"]),
         (lambda d: _copy(d, config={"model_type": "abacus"}), 2, ["transformers cannot load"]),
