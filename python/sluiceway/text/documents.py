@@ -12,6 +12,7 @@ these names; then the others are not looked at.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ _ROLES = {
 }  # Of sharegpt's conversations; others are names of roles themselves.
 KINDS = ("texts", "answers", "conversations")  # Values of Document.kind.
 _SPLIT_SEED = 0x5EED
+_BLANKS = re.compile(r"\s+")
 _EXPECTED = (
     "a string text, or messages, conversations, prompt and completion, or instruction and output"
 )
@@ -125,6 +127,9 @@ def _weighted(documents: list[Document], weights: Mapping[str, float]) -> list[D
 def _split(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:
     """Hold out a share of the documents, at least one; always the same ones of the same data."""
     documents = [d for d in corpus.documents if d.messages or d.text.strip()]
+    if len(documents) == 1 and documents[0].kind == "texts":
+        documents = _halved(documents[0], share)
+        return Corpus(documents[:1], corpus.files, corpus.replaced), Corpus(documents[1:])
     if len(documents) < 2:
         raise InvalidArgument(
             "data.split: there is one document, expected at least 2 to hold one out; name another "
@@ -138,6 +143,19 @@ def _split(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:
         parts[number in held_out].append(document)
     train = Corpus(parts[0], corpus.files, corpus.replaced)
     return train, Corpus(parts[1], corpus.files)
+
+
+def _halved(document: Document, share: float) -> list[Document]:
+    """Cut a text at a blank, so that about `share` of it is in the second part."""
+    size = len(document.text)
+    blanks = [found.end() for found in _BLANKS.finditer(document.text) if 0 < found.end() < size]
+    if not blanks:
+        raise InvalidArgument(
+            f"{document.place}: is one text without a blank, expected one to split it at; name "
+            "another file in data.eval"
+        )
+    at = min(blanks, key=lambda end: abs(end - (1 - share) * size))
+    return [replace(document, text=text) for text in (document.text[:at], document.text[at:])]
 
 
 def read_documents(

@@ -239,10 +239,22 @@ def test_share_that_is_held_out_is_the_same_every_time_and_no_document_is_in_bot
         assert len(part.documents) == count
 
 
-def test_one_document_cannot_be_split(tmp_path):
-    (tmp_path / "x.txt").write_text("one text")
-    with pytest.raises(InvalidArgument, match=r"data\.split: there is one document"):
+def test_one_text_is_cut_at_a_blank_and_one_conversation_cannot_be_split(tmp_path):
+    (tmp_path / "x.txt").write_text("one " * 100)
+    for share, held in ((0.1, 40), (1e-9, 4), (0.999, 396)):
+        data = DataSection(train=[str(tmp_path / "x.txt")], split=share)
+        train, held_out = read_corpora(data)
+        texts = [d.text for d in (*train.documents, *held_out.documents)]
+        assert "".join(texts) == "one " * 100
+        assert abs(len(texts[1]) - held) <= 4
+        assert [d.text for d in read_held_out(data).documents] == texts[1:]
+    (tmp_path / "x.txt").write_text("one")
+    with pytest.raises(InvalidArgument, match="is one text without a blank"):
         read_corpora(DataSection(train=[str(tmp_path / "x.txt")], split=0.5))
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "x.jsonl").write_text(lines_of([{"messages": talk}]))
+    with pytest.raises(InvalidArgument, match=r"data\.split: there is one document"):
+        read_corpora(DataSection(train=[str(tmp_path / "x.jsonl")], split=0.5))
 
 
 def test_weights_repeat_the_documents_of_a_name_and_take_a_part_of_another(tmp_path):
