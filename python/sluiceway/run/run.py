@@ -140,12 +140,6 @@ class Run:
         self._say(kind, [*found, describe_length(self._config.train, inputs.train)])
         with contextlib.ExitStack() as stack:
             stack.enter_context(denormals(self._config, inputs.placement))
-            if not unfinished:
-                print(
-                    f"sluiceway: {self._folder.path}: is complete; --set train.steps or "
-                    "train.epochs makes it go on",
-                    file=sys.stderr,
-                )
             # A resume may have changed it; a run that makes no step keeps the config of its steps.
             changed = self._folder.changed_config(self._config)
             with changed if unfinished else contextlib.nullcontext():
@@ -168,6 +162,12 @@ class Run:
                     what = "save" if later is None else "commit"
                     _tell_gap(self._folder.metrics_path, last, what, position.step)
                 self._folder.cut_back(keep)
+            if not unfinished:
+                print(
+                    f"sluiceway: {self._folder.path}: is complete; --set train.steps or "
+                    "train.epochs makes it go on",
+                    file=sys.stderr,
+                )
             saved = None if save is None else save.step
             return self._train(inputs, context, position, native, source, saved)
 
