@@ -72,18 +72,21 @@ def check_config(tree: dict, where: dict[tuple, str] | None = None, name: str = 
 
 
 def _with_defaults_of_model(tree: dict) -> dict:
-    """Return the tree with the model's dtype and context where it has neither.
+    """Return the tree with the model's dtype and context where it lacks them.
 
     A model that cannot be read changes nothing: whoever opens it says what is wrong.
     """
     model, data = tree.get("model"), tree.get("data")
     if not isinstance(model, dict) or not isinstance(model.get("path"), str | os.PathLike):
         return tree
+    has_length = not isinstance(data, dict) or "sequence_length" in data
+    if "dtype" in model and has_length:  # As in every config that is resolved.
+        return tree
     shape = shape_of(os.path.expanduser(model["path"]))
     if "dtype" not in model and (dtype := _STORED.get(stored_dtype(shape))):
         tree = {**tree, "model": {**model, "dtype": dtype}}
     context = context_of(shape)
-    if context is not None and isinstance(data, dict) and "sequence_length" not in data:
+    if context is not None and not has_length:
         length = min(context, DataSection.model_fields["sequence_length"].default)
         tree = {**tree, "data": {**data, "sequence_length": length}}
     return tree

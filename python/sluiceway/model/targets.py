@@ -277,9 +277,7 @@ def select_weights(
             selection.ordinary.append((name, parameter))
             selection.why_ordinary[name] = why
     check_dense("target", selection, owners)
-    if all(w.is_embedding and not w.identity for w in selection.compressed):
-        _refuse_small(model)
-    _check_compressed(selection)
+    _check_compressed(model, selection)
     return selection
 
 
@@ -293,16 +291,14 @@ def check_dense(caller: str, selection: Selection, owners: dict) -> None:
             )
 
 
-def _refuse_small(model: nn.Module) -> None:
-    count = sum(p.dim() == 2 for p in model.parameters())
-    raise InvalidArgument(
-        f"target: {type(model).__name__} has no trainable linear weight with at least "
-        f"{MIN_ELEMENTS} elements ({count} matrices in all), expected at least one; use "
-        "torch.optim.AdamW, or name the weights with target="
-    )
-
-
-def _check_compressed(selection: Selection) -> None:
+def _check_compressed(model: nn.Module, selection: Selection) -> None:
+    if all(w.is_embedding and not w.identity for w in selection.compressed):
+        count = sum(p.dim() == 2 for p in model.parameters())
+        raise InvalidArgument(
+            f"target: {type(model).__name__} has no trainable linear weight with at least "
+            f"{MIN_ELEMENTS} elements ({count} matrices in all), expected at least one; use "
+            "torch.optim.AdamW, or name the weights with target="
+        )
     check_storage("target", ((w.name, w.parameter) for w in selection.compressed))
     for weight in selection.compressed:
         p = weight.parameter

@@ -65,22 +65,22 @@ def for_trainer(
     """
     check_model("for_trainer", model)
     kinds = {
-        "subspace": TrainersSubspaceAdamW,
-        "offload": TrainersOffloadAdamW,
-        "zo": TrainersZoSgd,
+        "subspace": (TrainersSubspaceAdamW, SubspaceArguments),
+        "offload": (TrainersOffloadAdamW, OffloadArguments),
+        "zo": (TrainersZoSgd, ZoArguments),
     }
     if kind not in kinds:
         raise InvalidArgument(f"for_trainer: kind is {kind!r}, expected {', '.join(kinds)}")
-    names = {"subspace": SubspaceArguments, "offload": OffloadArguments, "zo": ZoArguments}
-    known = [*inspect.signature(kinds[kind].__base__).parameters, *names[kind].keywords()]
+    make, arguments = kinds[kind]
+    known = [*inspect.signature(make.__base__).parameters, *arguments.keywords()]
     refuse_unknown("for_trainer", options, [*known, "optim_target_modules"])
     if "param_groups" in options:
         raise InvalidArgument(
             "for_trainer: param_groups are given, but Trainer makes its own groups; for groups "
-            f"of your own pass Trainer(optimizers=(sw.{kinds[kind].__base__.__name__}(...), None))"
+            f"of your own pass Trainer(optimizers=(sw.{make.__base__.__name__}(...), None))"
         )
     # The key is not "model": Trainer would take that out and pass it in place of its groups.
-    return kinds[kind], {"of": model, **options}
+    return make, {"of": model, **options}
 
 
 class TrainersSubspaceAdamW(SubspaceAdamW):
@@ -238,7 +238,7 @@ def _target(model: nn.Module, modules: str | list[str]) -> str | list[str]:
         return "all-linear"
     from transformers.trainer_utils import check_target_module_exists
 
-    linear = [w.name for w in select_weights(model).compressed]
+    linear = [w.name for w in select_weights(model, embeddings="frozen").compressed]
     found = [n for n in linear if check_target_module_exists(modules, n.rpartition(".")[0])]
     if not found:
         raise InvalidArgument(

@@ -99,11 +99,9 @@ def check_next_token(
     ids, vocabulary = _random_tokens(model, length)
     count = ids.shape[1]
     label = count // 2
-    others = ids.clone()
-    others[:, label:] = (ids[:, label:] + 1) % vocabulary
     labels = torch.full_like(ids, IGNORED)
     labels[:, label] = ids[:, label]
-    batches = [Batch({"input_ids": i, "labels": labels}, count, 1) for i in (ids, others)]
+    batches = _with_others(ids, slice(label, count), vocabulary, labels=labels)
     first, second, differ = _compared(model, losses, batches)
     if differ:
         raise InvalidArgument(
@@ -135,10 +133,8 @@ def check_apart(
     positions = torch.cat([torch.arange(first), torch.arange(count - first)])[None]
     labels = ids.clone()
     labels[:, : first + 1] = IGNORED
-    others = ids.clone()
-    others[:, :first] = (ids[:, :first] + 1) % vocabulary
-    rest = {"labels": labels, "position_ids": positions}
-    batches = [Batch({"input_ids": i, **rest}, count, count - first - 1) for i in (ids, others)]
+    inputs = {"labels": labels, "position_ids": positions}
+    batches = _with_others(ids, slice(0, first), vocabulary, **inputs)
     name = type(model).__name__
     try:
         behind, other, differ = _compared(model, losses, batches)
@@ -160,6 +156,16 @@ def _random_tokens(model: torch.nn.Module, length: int) -> tuple[torch.Tensor, i
     vocabulary = model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
     return torch.randint(vocabulary, (1, min(length, _TOKENS)), generator=generator), vocabulary
+
+
+def _with_others(
+    ids: torch.Tensor, part: slice, vocabulary: int, **inputs: torch.Tensor
+) -> list[Batch]:
+    """Return a batch, and one with other tokens in a part of the sequence."""
+    others = ids.clone()
+    others[:, part] = (ids[:, part] + 1) % vocabulary
+    learned = int((inputs["labels"] != IGNORED).sum())
+    return [Batch({"input_ids": i, **inputs}, ids.shape[1], learned) for i in (ids, others)]
 
 
 def _compared(

@@ -60,12 +60,12 @@ def named_template(name: str) -> str:
             ) from None
     if name == "chatml":
         return _CHATML
-    if find_spec("trl") is None:
+    if (trl := find_spec("trl")) is None:
         raise Unavailable(
             f"data.chat_template: {name} is a name of trl's, which is not installed; install it "
             "with pip install 'sluiceway[train]', or name a .jinja file"
         )
-    folder = Path(find_spec("trl").origin).parent / "chat_templates"
+    folder = Path(trl.origin).parent / "chat_templates"
     known = {path.stem: path for path in folder.glob("*.jinja")}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)

@@ -146,16 +146,20 @@ def _split(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:
 
 
 def _halved(document: Document, share: float) -> list[Document]:
-    """Cut a text at a blank, so that about `share` of it is in the second part."""
-    size = len(document.text)
-    blanks = [found.end() for found in _BLANKS.finditer(document.text) if 0 < found.end() < size]
-    if not blanks:
+    """Cut a text behind a blank, so that about `share` of it is in the second part."""
+    text = document.text
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    middle = min(last - 1, int((1 - share) * len(text)))
+    before, behind = _BLANKS.search(text[middle::-1]), _BLANKS.search(text, middle)
+    ends = [middle + 1 - before.start()] if before else []
+    ends += [behind.end()] if behind else []
+    if not (ends := [end for end in ends if first < end < last]):
         raise InvalidArgument(
             f"{document.place}: is one text without a blank, expected one to split it at; name "
             "another file in data.eval"
         )
-    at = min(blanks, key=lambda end: abs(end - (1 - share) * size))
-    return [replace(document, text=text) for text in (document.text[:at], document.text[at:])]
+    at = min(ends, key=lambda end: abs(end - middle))
+    return [replace(document, text=part) for part in (text[:at], text[at:])]
 
 
 def read_documents(
@@ -194,7 +198,7 @@ def read_documents(
                 document = Document(place, row)
             else:
                 document = _of(row, place, columns)
-                unread |= set() if columns else set(row) - _columns_read(row)
+                unread |= set() if columns else _unread(row)
             corpus.documents.append(replace(document, source=name))
     if unread:
         names_of_unread = ", ".join(sorted(map(str, unread)))
@@ -215,12 +219,9 @@ def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -
     record = {key: value for key, value in record.items() if value is not None}
     if columns:
         record = _mapped(record, place, columns, has)
-    if "messages" in record or "conversations" in record:
-        document = _conversation(record, place)
-    elif "prompt" in record and "completion" in record:
-        document = _answer(record, place)
-    elif "instruction" in record and "output" in record:
-        document = _alpaca(record, place)
+    read = next((read for needs, _, read in _KINDS if needs <= record.keys()), None)
+    if read is not None:
+        document = read(record, place)
     elif isinstance(record.get("text"), str):
         document = Document(place, record["text"])
     elif "chosen" in record:
@@ -237,15 +238,10 @@ def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -
     return document
 
 
-def _columns_read(record: dict[str, Any]) -> set[str]:
-    """Columns that `_of` reads of a record."""
-    if "messages" in record or "conversations" in record:
-        return {"messages" if "messages" in record else "conversations", "system", "tools"}
-    if "prompt" in record and "completion" in record:
-        return {"prompt", "completion", "tools"}
-    if "instruction" in record and "output" in record:
-        return {"instruction", "input", "output", "system"}
-    return {"text"}
+def _unread(record: dict[str, Any]) -> set[str]:
+    """Columns that `_of` does not read of a record that it takes."""
+    values = {key for key, value in record.items() if value is not None}
+    return set(record) - next((reads for needs, reads, _ in _KINDS if needs <= values), {"text"})
 
 
 def _mapped(
@@ -409,3 +405,12 @@ def _check_characters(document: Document) -> None:
         raise InvalidArgument(
             f"{document.place}: has {half}, half of a surrogate pair, expected whole characters"
         ) from None
+
+
+# Kinds of records: the columns that tell one, all that it reads, and its reader. Texts come last.
+_KINDS = (
+    ({"messages"}, {"messages", "system", "tools"}, _conversation),
+    ({"conversations"}, {"conversations", "system", "tools"}, _conversation),
+    ({"prompt", "completion"}, {"prompt", "completion", "tools"}, _answer),
+    ({"instruction", "output"}, {"instruction", "input", "output", "system"}, _alpaca),
+)

@@ -67,6 +67,7 @@ def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
     """
     size = sum(map(_size, corpus.documents))
     marked = _marked(corpus, tokenizer)
+    tell_lost_tools(corpus.documents, tokenizer)
     hashable = getattr(tokenizer, "backend_tokenizer", None) is not None
     if size < _KEPT_FROM or not hashable or (cache := _cache()) is None:
         return _in_memory(corpus, tokenizer, marked)
@@ -112,7 +113,6 @@ def _cache() -> Path | None:
 def _marked(corpus: Corpus, tokenizer: Any) -> str | None:
     """Return the template of the conversations; None if there are none, or none is marked."""
     first = next((d for d in corpus.documents if _is_chat(d, tokenizer)), None)
-    tell_lost_tools(corpus.documents, tokenizer)
     return None if first is None else marked_template(tokenizer, first.place)
 
 

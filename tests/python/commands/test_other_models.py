@@ -41,6 +41,9 @@ def models():
     bart = made.BartConfig(vocab_size=257, max_position_embeddings=128, is_decoder=True, **_DECODER)
     yield "BartForCausalLM", made.BartForCausalLM(bart)
     yield "BertLMHeadModel", made.BertLMHeadModel(made.BertConfig(**_SIZES))
+    if tuple(map(int, made.__version__.split(".")[:2])) < (5, 24):  # Later ones are causal.
+        roformer = made.RoFormerConfig(**_SIZES, is_decoder=True)
+        yield "RoFormerForCausalLM", made.RoFormerForCausalLM(roformer)
 
 
 def test_models_that_see_the_token_they_predict_are_refused(

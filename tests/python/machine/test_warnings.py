@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -90,4 +91,9 @@ def test_what_is_said_by_the_last_exit_handler_reaches_stderr():
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stderr.splitlines() == ["sluiceway: warning: at the end"]
-    assert "sluiceway:" not in run(code)  # torch may miss handlers of its own.
+    alone = subprocess.run(
+        [sys.executable, "-c", "import torch\n" + code],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    address = re.compile(r"0x[0-9a-f]+")  # torch 2.15 misses handlers of its own.
+    assert address.sub("", run(code)) == address.sub("", alone.stderr)

@@ -20,7 +20,7 @@ def _has_the_torch_of_the_stubs():
     return f"torch=={version}\n" in (REPOSITORY / "requirements.txt").read_text()
 
 
-@pytest.mark.skipif(not _has_the_torch_of_the_stubs(), reason="of another torch")
+@pytest.mark.skipif(not _has_the_torch_of_the_stubs(), reason="another torch has another pybind11")
 def test_stubs_are_what_the_build_writes(tmp_path):
     script = REPOSITORY / ".ci" / "stubs.py"
     subprocess.run([sys.executable, script, tmp_path], check=True)

@@ -91,7 +91,7 @@ def test_every_document_that_is_mentioned_is_there_with_its_section() -> None:
 def test_the_reader_sees_this_tree() -> None:
     readme = (REPOSITORY / ("README" + MD)).read_text(encoding="utf-8")
     named = {name for name, _, _ in mentions_in(readme)}
-    assert {"CONTRIBUTING" + MD, "experiments/gpu/README" + MD} <= named
+    assert {"CONTRIBUTING" + MD, "experiments/fidelity/README" + MD} <= named
 
 
 def test_mentions_go_over_the_end_of_a_line_and_name_several_sections() -> None:

@@ -72,7 +72,7 @@ def test_where_fp32_has_no_room_native_gives_up_small_updates(shape, size):
 def test_each_way_keeps_to_the_machine_and_streams_weights_that_do_not_fit(tmp_path):
     """Not all of the weights' bytes are left, so weights have to come and go."""
     shape = llama(tmp_path / "llama", layers=16, heads=8)
-    device = 2 * 206_000_000
+    device = 2 * 206_000_000  # Of 207 M parameters.
     found = ways(shape, device)
     assert set(found) == {"offload", "offload, 8bit", "zo"}
     assert found["offload"].config.engine.weights == "streamed"

@@ -173,7 +173,7 @@ def test_a_streamed_run_takes_the_memory_that_was_planned(
     found = [line["peak_bytes"] for line in read_lines(tmp_path / "out")[1:]]
     for tier in ("host", "pinned"):
         assert plan[tier] == max(peak[tier] for peak in found)
-    assert 0.94 < plan["device"] / max(peak["device"] for peak in found) < 1.05
+    assert 0.95 < plan["device"] / max(peak["device"] for peak in found) < 1.05
 
 
 def test_what_plays_no_part_is_refused(load):
