@@ -211,10 +211,11 @@ class Measurement:
                 p.data = self._resting[id(p)]
 
     def _put_back(self) -> None:
-        # LockStep and this object refer to each other, so copies would wait for the collector.
-        self._frames, self._shared = [[] for _ in self._forwards], {}
         for p in self._measured.parameters:
             p.data = self._own[id(p)]
+        # LockStep and this object refer to each other: what it holds would wait for the collector.
+        self._frames, self._shared = [[] for _ in self._forwards], {}
+        self._own, self._resting, self._random, self._inputs = {}, {}, [], None
 
     def _release_all(self) -> None:
         """Release units for forward passes that were ended inside of them."""
