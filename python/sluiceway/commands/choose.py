@@ -15,7 +15,7 @@ from sluiceway.base.atomic import replace_file
 from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes, format_count
-from sluiceway.config.schema import PYDOC, DataSection, with_absolute_paths
+from sluiceway.config.schema import PYDOC, DataSection, is_local, with_absolute_paths
 from sluiceway.config.shape import CONFIG_FILE
 from sluiceway.errors import InvalidArgument, OutOfMemory
 from sluiceway.machine.wear import RATED_TB, tb_per_day
@@ -96,15 +96,14 @@ def check_new(config: Path) -> None:
 
 def check_files(data: str) -> None:
     """Raise InvalidArgument unless the data is there."""
-    if data != PYDOC and not glob.glob(os.path.expanduser(data)):
+    if is_local(data) and not glob.glob(os.path.expanduser(data)):
         raise InvalidArgument(
             f"--data: there is no {data}; name a file, a folder, a glob or {PYDOC}"
         )
 
 
 def _note(engine: str) -> None:
-    if sys.stderr.isatty():
-        print(f"planning {engine}", file=sys.stderr)
+    print(f"planning {engine}", file=sys.stderr)
 
 
 def _nothing_fits(found: Choices) -> str:

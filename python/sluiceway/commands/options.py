@@ -48,7 +48,9 @@ NewRun = Annotated[
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Train nothing; print what the run would need, as sluiceway plan does."
+        "--dry-run",
+        help="Train nothing; read the data, show the first sequence and what of it is learned, and "
+        "print what the run would need, as sluiceway plan does.",
     ),
 ]
 

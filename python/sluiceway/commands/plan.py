@@ -6,21 +6,27 @@ import sys
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.schema import Config
 from sluiceway.engines.plan import EnginePlan, trained_elements
-from sluiceway.errors import OutOfMemory
+from sluiceway.errors import InvalidArgument, IoError, OutOfMemory, Unavailable
 from sluiceway.machine.card import card_memory
 from sluiceway.machine.footprint import FIRST_USE_BYTES
 from sluiceway.machine.placement import DTYPES, Placement, is_here, too_many_threads
 from sluiceway.machine.wear import RATED_TB, hiding_tokens, tb_per_day
+from sluiceway.model.folder import load_tokenizer
 from sluiceway.model.rehearsal import Rehearsal
 from sluiceway.run.planning import predict
+from sluiceway.text.batches import describe_length, describe_sequences
 from sluiceway.text.files import missing_files
+from sluiceway.text.sequences import show_first
+
+if TYPE_CHECKING:
+    from sluiceway.run.session import Inputs
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class RunPlan:
     def text(self) -> str:
         """Return the table for people, with lines above and below it."""
         plan, engine = self.figures, self.engine
-        codec = f"{plan['engine']} {plan.get('codec') or ''}".rstrip()
+        codec = plan["engine"] + (f" with codec {plan['codec']}" if plan.get("codec") else "")
         why = f" ({plan['why']})" if plan.get("why") else ""
         speeds = plan["assumed"]
         rates = (
@@ -170,13 +176,17 @@ def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -
     )
 
 
-def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
+def show_plan(
+    config: Config, as_json: bool, trial: Path | None = None, reads_data: bool = False
+) -> None:
     """Print the plan.
 
     Parameters
     ----------
     trial : Path or None
         A folder in which a few steps are measured, with random weights and as many blocks as fit.
+    reads_data : bool
+        Read the data, say what was found, and show the first sequence.
 
     Raises
     ------
@@ -185,11 +195,10 @@ def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
     """
     if said := too_many_threads(config):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
-    if config.train.epochs is not None:
-        from sluiceway.run.session import read_inputs, with_steps
-
-        config = with_steps(config, read_inputs(config, Path(config.model.path)))
-    elif said := missing_files(config.data):
+    data = None
+    if config.train.epochs is not None:  # The plan needs their steps.
+        config, data = _with_data(config)
+    elif not reads_data and (said := missing_files(config.data)):
         print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
     if trial is not None:
         from sluiceway.commands.measured_plan import check_trial
@@ -197,6 +206,14 @@ def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
         check_trial(config, trial)
     plan = make_plan(config)
     figures, over = plan.figures, plan.figures["over_budget"]
+    if reads_data:
+        try:  # Only now: the plan counts the memory of this process.
+            data = data or _with_data(config)[1]
+        except (InvalidArgument, IoError, Unavailable) as error:
+            print(f"sluiceway: train would be refused here: {error}", file=sys.stderr)
+        figures["data"] = data and data.counts
+        if data and not as_json:
+            print(*_data_lines(config, data), "", sep="\n")
     if not as_json:
         print(plan.text(), flush=True)
     if trial is not None and not over:
@@ -212,6 +229,23 @@ def show_plan(config: Config, as_json: bool, trial: Path | None = None) -> None:
             f"{over}\nsluiceway plan {config.model.path} lists what fits this machine; --device, "
             "--ram and --disk describe another one"
         )
+
+
+def _with_data(config: Config) -> tuple[Config, Inputs]:
+    """Read the data; return it, and the config with the steps that its epochs make of it."""
+    from sluiceway.run.session import read_inputs, with_steps
+
+    inputs = read_inputs(config, Path(config.model.path))
+    return with_steps(config, inputs), inputs
+
+
+def _data_lines(config: Config, data: Inputs) -> list[str]:
+    """Say what was found in the data, and show the first sequence."""
+    return [
+        *describe_sequences(config.data, data.counts),
+        describe_length(config.train, data.train),
+        *show_first(data.train, load_tokenizer(config.model.path)),
+    ]
 
 
 def plan_rows(figures: dict[str, Any]) -> list[tuple[str, str]]:

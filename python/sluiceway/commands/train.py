@@ -26,7 +26,7 @@ def train(
     if dry_run:
         from sluiceway.commands.plan import show_plan
 
-        show_plan(checked, as_json)
+        show_plan(checked, as_json, reads_data=True)
         return
     path = out or Path("runs") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     RunFolder.check_new(path)

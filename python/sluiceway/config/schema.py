@@ -70,6 +70,7 @@ Tracker = Literal[
     "wandb",
 ]
 PYDOC = "pydoc"  # A text that every Python brings along.
+HUB = "hf://datasets/"  # Begins the name of a data set of the Hugging Face hub.
 # Names of transformers.TrainingArguments that a file may use for keys of `train`.
 TRAINER_NAMES = {
     "max_steps": "steps",
@@ -85,6 +86,11 @@ TRAINER_NAMES = {
     "save_steps": "save_every",
     "load_best_model_at_end": "keep_best",
 }
+
+
+def is_local(name: str) -> bool:
+    """Tell a file, folder or glob of data from `pydoc` and data sets of the hub."""
+    return name != PYDOC and not name.startswith(HUB)
 
 
 def is_file_name(chat_template: str) -> bool:
@@ -151,7 +157,9 @@ class ModelSection(Section):
 
 class DataSection(Section):
     train: Annotated[HomePaths, Field(min_length=1)] = option(
-        ..., "Files, folders and globs to train on; pydoc is the manual that Python brings."
+        ...,
+        "Files, folders and globs to train on; hf://datasets/OWNER/NAME is a data set of the "
+        "Hugging Face hub, pydoc the manual that Python brings.",
     )
     eval: HomePaths = Field(
         default_factory=list, description="The same, to measure the loss on; not with `split`."
@@ -405,7 +413,7 @@ def with_absolute_paths(config: Config) -> Config:
     """Return the config with absolute paths, so that a resume may start in any folder."""
 
     def absolute(names: list[str]) -> list[str]:
-        return [name if name == PYDOC else os.path.abspath(name) for name in names]
+        return [os.path.abspath(name) if is_local(name) else name for name in names]
 
     data: dict[str, Any] = {
         part: absolute(getattr(config.data, part)) for part in ("train", "eval")

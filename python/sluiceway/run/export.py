@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluiceway.base.meter import meter
+from sluiceway.config.schema import HUB
 from sluiceway.config.shape import CONFIG_FILE
 from sluiceway.errors import InvalidArgument
 from sluiceway.run.last_save import LastSave, last_save
@@ -110,7 +111,7 @@ def _card(config: Config, step: int, position: Position | None) -> str:
     lines = [
         "---", "library_name: transformers", "tags: [sluiceway]", "---", "",
         f"# {base}, fine-tuned", "", f"- Base model: {base}",
-        f"- Data: {', '.join(Path(name).name for name in config.data.train)}",
+        f"- Data: {', '.join(_data_name(name) for name in config.data.train)}",
         f"- Steps: {step}, of at most {config.tokens_per_step:,} tokens",
         f"- Engine: `{config.engine.kind}`, learning rate {train.lr:g}, {train.schedule}",
     ]  # fmt: skip
@@ -118,6 +119,11 @@ def _card(config: Config, step: int, position: Position | None) -> str:
         before, after = position.first_eval_loss, position.last_eval_loss
         lines.append(f"- Held-out loss: {before:.4f} before, {after:.4f} after, nats per token")
     return "\n".join([*lines, "", "Trained with Sluiceway.", ""])
+
+
+def _data_name(name: str) -> str:
+    """Name data without the folders of this machine."""
+    return name.removeprefix(HUB) if name.startswith(HUB) else Path(name).name
 
 
 def _weights(

@@ -70,6 +70,20 @@ class Document:
             return "conversations"
         return "answers" if self.prompt else "texts"
 
+    @property
+    def has_empty_answer(self) -> bool:
+        """Tell whether an answer to learn has no text, so that only its end is learned."""
+        if self.messages is None:
+            return bool(self.prompt) and not self.text.strip()
+        return any(
+            m["role"] == "assistant" and not m["content"].strip() and not m.get("tool_calls")
+            for m in self.messages[self.given :]
+        )
+
+
+class _NothingToLearn(InvalidArgument):
+    """A record in which the assistant says nothing."""
+
 
 @dataclass
 class Corpus:
@@ -167,6 +181,8 @@ def read_documents(
 ) -> Corpus:
     """Read files, folders, globs and `pydoc`, in the order given.
 
+    Conversations in which the assistant says nothing are left out, and a line says how many.
+
     Parameters
     ----------
     file_format : str
@@ -186,6 +202,7 @@ def read_documents(
     names_of_columns = columns.values() if columns else get_args(ColumnName)
     corpus, reading = Corpus(), Reading(file_format, part, set(names_of_columns))
     unread: set[str] = set()
+    silent: list[_NothingToLearn] = []
     for name in names:
         if name == PYDOC:
             corpus.documents += [
@@ -194,24 +211,45 @@ def read_documents(
             ]
             continue
         for place, row in reading.rows(name):
-            if isinstance(row, str):
-                document = Document(place, row)
-            else:
-                document = _of(row, place, columns)
-                unread |= set() if columns else _unread(row)
+            try:
+                document = (
+                    Document(place, row) if isinstance(row, str) else _of(row, place, columns)
+                )
+            except _NothingToLearn as error:
+                silent.append(error)
+                continue
+            if not isinstance(row, str) and not columns:
+                unread |= _unread(row)
             corpus.documents.append(replace(document, source=name))
-    if unread:
-        names_of_unread = ", ".join(sorted(map(str, unread)))
-        print(
-            f"sluiceway: data.{part}: columns that are not read: {names_of_unread}", file=sys.stderr
-        )
     corpus.files, corpus.replaced = reading.files, reading.replaced
     if not any(d.messages or d.text.strip() for d in corpus.documents):
+        if silent:
+            raise silent[0]
         raise InvalidArgument(
             f"data.{part}: {', '.join(names)} has no text ({corpus.files} files), expected at "
             "least one document"
         )
+    _tell_oddities(corpus, part, unread, silent)
     return corpus
+
+
+def _tell_oddities(
+    corpus: Corpus, part: str, unread: set[str], silent: list[_NothingToLearn]
+) -> None:
+    """Name columns that nobody reads, and count records that teach nothing or silence."""
+    empty = [document for document in corpus.documents if document.has_empty_answer]
+    said = []
+    if unread:
+        said.append(f"columns that are not read: {', '.join(sorted(map(str, unread)))}")
+    if silent:
+        said.append(f"records left out: {len(silent):,}; the first, {silent[0]}")
+    if empty:
+        said.append(
+            f"records with an empty answer: {len(empty):,}, the first {empty[0].place}; the model "
+            "learns to say nothing there"
+        )
+    for line in said:
+        print(f"sluiceway: data.{part}: {line}", file=sys.stderr)
 
 
 def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -> Document:
@@ -386,7 +424,7 @@ def _tools(record: dict[str, Any], place: str) -> list[Any] | None:
 def _check_learns(messages: list[dict[str, Any]], place: str, key: str) -> None:
     if not any(m["role"] == "assistant" for m in messages):
         roles = ", ".join(sorted({m["role"] for m in messages}))
-        raise InvalidArgument(
+        raise _NothingToLearn(
             f"{place}: {key} has no turn of the assistant to learn from, expected at least one "
             f"(its roles: {roles})"
         )

@@ -9,6 +9,9 @@ A file's format comes from the end of its name, and for other names from the con
     any other folder        all files in it with a name of this list or .txt, or else .md; if some
                             are called train and others test, those of the part that is read
     others                  records if they begin with a JSON object or an array of them, else text
+
+`hf://datasets/OWNER/NAME[@REVISION][/PATH]` is a folder, a file or a glob in a repository of the
+Hugging Face hub, which is downloaded first, or looked up in the hub's cache on this machine.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from sluiceway.config.schema import PYDOC, DataSection
+from sluiceway.config.schema import HUB, DataSection, is_local
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 _FORMATS = {
@@ -95,7 +98,8 @@ class Reading:
     def found(self, name: str) -> list[Path]:
         """Return the files of one name of the config, in order, without opening them."""
         try:
-            return self._find(Path(name), name)
+            path = _downloaded(name, self._part) if name.startswith(HUB) else Path(name)
+            return self._find(path, name)
         except (OSError, ValueError) as error:
             if isinstance(error, (IoError, InvalidArgument)):
                 raise
@@ -218,13 +222,42 @@ def missing_files(data: DataSection) -> str | None:
     """Say which of the data's names is not there; None if all are. Opens no file."""
     for part, names in (("train", data.train), ("eval", data.eval)):
         for name in names:
-            if name == PYDOC:
+            if not is_local(name):
                 continue
             try:
                 Reading(data.format, part, ()).found(name)
             except (IoError, InvalidArgument) as error:
                 return str(error)
     return None
+
+
+def _downloaded(name: str, part: str) -> Path:
+    """Download the files of data that a name of the hub means; return their place here."""
+    from huggingface_hub import snapshot_download
+
+    owner, _, rest = name.removeprefix(HUB).partition("/")
+    repository, _, inside = rest.partition("/")
+    repository, _, revision = repository.partition("@")
+    if not owner or not repository:
+        raise InvalidArgument(f"data.{part}: {name}, expected {HUB}OWNER/NAME")
+    patterns = [inside, f"{inside}/*"] if inside else [f"*{end}" for end in (*_FORMATS, ".txt")]
+    try:
+        folder = snapshot_download(
+            f"{owner}/{repository}",
+            repo_type="dataset",
+            revision=revision or None,
+            allow_patterns=patterns,
+        )
+    except Exception as error:  # Those of the HTTP library, too, which huggingface_hub passes on.
+        lines = [line for line in map(str.strip, str(error).splitlines()) if line]
+        reason = (lines or [type(error).__name__])[0].rstrip(".")
+        raise IoError(
+            f"data.{part}: {name} cannot be downloaded, {reason}; check the name, the network, and "
+            "for a private one hf auth login",
+            errno.ENOENT,
+            name,
+        ) from None
+    return Path(folder) / inside
 
 
 def _is_saved_set(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from sluiceway.text.documents import Corpus, Document
 from sluiceway.text.tokens import tokenise
 
 IGNORED = -100  # The label that torch's cross entropy leaves out.
+_SHOWN_PARTS = 12  # Of a sequence that is shown; of each part this many characters at both ends.
+_SHOWN_ENDS = 200
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,27 @@ def make_sequences(
     left_out = int(np.count_nonzero(stream.lengths)) - len(starts)
     cut_count = int(np.count_nonzero(cut[learns]))
     return replace(found, starts=starts, lengths=lengths, cut=cut_count, left_out=left_out)
+
+
+def show_first(sequences: Sequences, tokenizer: Any) -> list[str]:
+    """Return lines with the text of the first sequence; those that are learned begin with `>`.
+
+    A change between learned and not learned begins a new line. Long parts are cut in the middle.
+    """
+    start, size = int(sequences.starts[0]), int(sequences.lengths[0])
+    tokens, learned = (a[start : start + size] for a in (sequences.tokens, sequences.learned))
+    edges = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), size]
+    parts = list(pairwise(edges))
+    lines = [f"the first sequence, {size:,} tokens; lines with > are learned:"]
+    for begin, end in parts[:_SHOWN_PARTS]:
+        text = tokenizer.decode(tokens[begin:end].tolist(), clean_up_tokenization_spaces=False)
+        if len(text) > 2 * _SHOWN_ENDS:
+            left_out = len(text) - 2 * _SHOWN_ENDS
+            text = f"{text[:_SHOWN_ENDS]} [{left_out:,} characters] {text[-_SHOWN_ENDS:]}"
+        lines += [("  > " if learned[begin] else "    ") + s for s in text.splitlines()]
+    if len(parts) > _SHOWN_PARTS:
+        lines.append(f"    [{len(parts) - _SHOWN_PARTS:,} more parts]")
+    return lines
 
 
 def _refuse_all(tokens: int, learned: int, data: DataSection, part: str) -> None:

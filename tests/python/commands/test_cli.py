@@ -147,6 +147,33 @@ def test_plan_of_plain_adamw_counts_weights_gradients_and_moments(
     assert plan["seconds_per_step"] > 0
 
 
+def test_dry_run_shows_what_of_the_first_sequence_is_learned(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    records = [{"prompt": f"{number} + 1 = ", "completion": str(number + 1)} for number in (5, 6)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, records)))
+    data = {"train": [str(tmp_path / "sums.jsonl")], "eval": [], "packing": False}
+    config = write_config(tiny_model, data=data)
+    outcome = sluiceway("train", config, "--dry-run")
+    assert outcome.code == 0, outcome.err
+    begin, plan = outcome.out.split("\n\n", 1)
+    found, steps, *shown = begin.splitlines()
+    assert found.startswith("data: 2 answers in 1 file; 2 sequences")
+    assert " steps of " in steps
+    assert shown[0].startswith("the first sequence, 10 tokens; lines with > are learned:")
+    assert shown[1] == "    5 + 1 = "
+    assert shown[2].startswith("  > 6")
+    assert "device memory" in plan
+    counts = json.loads(sluiceway("train", config, "--dry-run", "--json").out)["data"]
+    assert (counts["train_answers"], counts["train_tokens"]) == (2, 20)
+
+    (tmp_path / "sums.jsonl").write_text("{")
+    outcome = sluiceway("train", config, "--dry-run", "--json")
+    assert outcome.code == 0
+    assert "train would be refused here: " in outcome.err
+    assert json.loads(outcome.out)["data"] is None
+
+
 def test_plan_beyond_a_budget_is_refused_with_both_counts(sluiceway, tiny_model, write_config):
     config = write_config(tiny_model, budget={"device": "100KiB"})
     outcome = sluiceway("plan", config)

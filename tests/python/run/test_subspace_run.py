@@ -175,16 +175,16 @@ def test_run_says_and_writes_down_what_its_codecs_are(sluiceway, subspace, tmp_p
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
     line = "8 weights of 256 x 256: no core; the device trains with the gradient as Adafactor does"
     assert line in outcome.out
-    assert "(auto: these weights need no link, as the residual alone" in outcome.out
+    assert "(auto: without a core nothing crosses the link; a core was measured" in outcome.out
     choices = json.loads((tmp_path / "out" / "summary.json").read_text())["codecs"]
     assert sum(choice["weights"] for choice in choices) == 2 * 7
     (why,) = {c["why"] for c in choices}
-    assert why.endswith("a core was measured to end lower than none only from 1,024")
+    assert why.endswith("measured to end lower only from 1,024 tokens a step on, here are 64")
     train = {"steps": 2, "micro_batch": 64}
     config = subspace(engine={"codec": "auto"}, train=train)
     outcome = sluiceway("train", config, "--out", tmp_path / "more")
-    assert " % of a step of 2,048 tokens in 1 backward, its calibration " in outcome.out
-    assert " % of 2 steps, expected less than 6 % together" in outcome.out
+    assert " % of a step of 2,048 tokens in 1 backward for its products, " in outcome.out
+    assert " % of 2 steps for its calibration), and auto takes it only below 6 %" in outcome.out
     assert "max_norm 1 does not clip the 14 without a core" in outcome.out
     cores = subspace(train={"steps": 1})
     assert "does not clip" not in sluiceway("train", cores, "--out", tmp_path / "cores").out

@@ -141,3 +141,34 @@ def test_columns_that_are_not_read_are_named(tmp_path, capsys):
     path.write_text(json.dumps({"text": "c"}) + "\n")
     read_documents([str(path)], "auto", "train")
     assert capsys.readouterr().err == ""
+
+
+def test_records_in_which_nobody_answers_are_left_out_and_counted(tmp_path, capsys):
+    records = [{"messages": [USER]}, {"messages": [USER, ASSISTANT]}, {"messages": [USER]}]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
+    corpus = read_documents([str(tmp_path / "x.jsonl")], "auto", "train")
+    assert [d.place for d in corpus.documents] == [f"{tmp_path}/x.jsonl:2"]
+    said = capsys.readouterr().err
+    assert said.startswith(f"sluiceway: data.train: records left out: 2; the first, {tmp_path}/x")
+    assert "x.jsonl:1: messages has no turn of the assistant" in said
+    assert said.count("\n") == 1
+
+
+def test_empty_answers_are_counted_and_calls_of_tools_are_none(tmp_path, capsys):
+    silent = {"role": "assistant", "content": " "}
+    calls = {**silent, "tool_calls": [{"function": CALL}]}
+    records = [
+        {"prompt": "q", "completion": "a"},
+        {"prompt": "q", "completion": " "},
+        {"messages": [USER, silent, USER, ASSISTANT]},
+        {"messages": [USER, calls]},
+        {"prompt": [USER, silent, USER], "completion": [ASSISTANT]},  # It is no answer to learn.
+        {"instruction": "q", "output": ""},
+        {"text": ""},
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
+    read_documents([str(tmp_path / "x.jsonl")], "auto", "eval")
+    assert capsys.readouterr().err == (
+        f"sluiceway: data.eval: records with an empty answer: 3, the first {tmp_path}/x.jsonl:2; "
+        "the model learns to say nothing there\n"
+    )

@@ -83,44 +83,41 @@ def _run_of(options: SubspaceArguments) -> RunLength:
 
 def automatic_reason(choice: _core.AutoCodec, run: RunLength) -> str:
     """Say why codec="auto" made this choice."""
-    because = {
-        "none": "these weights need no link, as the residual alone trains: ",
-        "svd": "such cores were measured to end lower than none: " if choice.pays else "",
-    }
-    decisive = _cost_of_svd(choice, run)
-    if choice.name == "none" and not choice.pays:
-        decisive = _what_pays(choice, run)
-    return f"auto: {because.get(choice.name, '')}{decisive}"
+    if choice.name == "none":
+        decisive = _cost_of_svd(choice, run) if choice.pays else _what_pays(choice, run)
+        return f"auto: without a core nothing crosses the link; {decisive}"
+    better = "svd was measured to end lower than no core; " if choice.pays else ""
+    return f"auto: {better if choice.name == 'svd' else ''}{_cost_of_svd(choice, run)}"
 
 
 def _what_pays(choice: _core.AutoCodec, run: RunLength) -> str:
     """Say how this run differs from the measured runs in which a core improved the loss."""
-    measured = "a core was measured to end lower than none only"
+    measured = "a core was measured to end lower only"
     if run.tokens_per_step < choice.least_tokens:
-        tokens = run.said("tokens_per_step", f"a step has {run.tokens_per_step:,} tokens")
-        return f"{tokens}, {measured} from {choice.least_tokens:,}"
+        tokens = run.said("tokens_per_step", f"here are {run.tokens_per_step:,}")
+        return f"{measured} from {choice.least_tokens:,} tokens a step on, {tokens}"
     if run.total_steps > choice.most_steps:
-        steps = run.said("total_steps", f"a run has {run.total_steps:,} steps")
-        return f"{steps}, {measured} up to {choice.most_steps:,}"
-    return f"the ratio is not {choice.measured_ratio:g}, {measured} there"
+        steps = run.said("total_steps", f"here are {run.total_steps:,}")
+        return f"{measured} in runs of up to {choice.most_steps:,} steps, {steps}"
+    return f"{measured} at ratio {choice.measured_ratio:g}, here is another"
 
 
 def _cost_of_svd(choice: _core.AutoCodec, run: RunLength) -> str:
     if choice.shortage is not None:
         tier, needed, free = choice.shortage
         return (
-            f"svd would take {format_bytes(needed)} of {tier} memory, where {format_bytes(free)} "
-            "are left"
+            f"svd needs {format_bytes(needed)} of {tier} memory, and {format_bytes(free)} are left"
         )
-    verdict = "less than" if choice.name == "svd" else "expected less than"
     tokens = run.said("tokens_per_step", f"{run.tokens_per_step:,} tokens")
     plural = "" if run.backwards == 1 else "s"
     backwards = run.said("accumulate", f"{run.backwards} backward{plural}")
     steps = run.said("total_steps", f"{run.total_steps:,} steps")
+    takes, share = ("takes", "") if choice.name == "svd" else ("would take", "only ")
     return (
-        f"svd's products are {100 * choice.products:.2f} % of a step of {tokens} in {backwards}, "
-        f"its calibration {100 * choice.calibration:.2f} % of {steps}, "
-        f"{verdict} {100 * choice.most:.0f} % together"
+        f"svd {takes} {100 * (choice.products + choice.calibration):.3g} % of the time "
+        f"({100 * choice.products:.2f} % of a step of {tokens} in {backwards} for its products, "
+        f"{100 * choice.calibration:.2f} % of {steps} for its calibration), and auto takes it "
+        f"{share}below {100 * choice.most:.0f} %"
     )
 
 
@@ -173,12 +170,12 @@ def _choice_line(choice: dict[str, Any]) -> str:
     if choice["codec"] == "none":
         rule = {"factored": "as Adafactor does", "sign": "by its sign"}[choice["residual"]]
         return (
-            f"{head}no core; the device trains with the gradient {rule}, "
-            f"{bytes_of['device_bytes']} ({choice['why']})"
+            f"{head}no core; the device trains with the gradient {rule}, and keeps "
+            f"{bytes_of['device_bytes']} for it ({choice['why']})"
         )
     return (
-        f"{head}{choice['codec']}, cores of {choice['core'][0]} x {choice['core'][1]}, residual "
-        f"{choice['residual']}; {bytes_of['device_bytes']} on the device, "
+        f"{head}{choice['codec']} with cores of {choice['core'][0]} x {choice['core'][1]}, "
+        f"residual {choice['residual']}; {bytes_of['device_bytes']} on the device, "
         f"{bytes_of['host_bytes']} on the host, {bytes_of['d2h_bytes']} each way a step "
         f"({choice['why']})"
     )

@@ -321,7 +321,9 @@ class ZoSgd(WeightAccess, StateHooks):
             self._warn(
                 "vectors",
                 f"{len(names)} norms and biases (for instance {names[0]}) are not float32, and "
-                f"eps = {self.options.eps} may be below their rounding; keep them in float32",
+                f"eps = {self.options.eps} may be below their rounding, so that they do not train; "
+                "matrices do. Float32 under autocast trains them, too: in a config model.dtype: "
+                "fp32 with model.autocast: bf16",
             )
 
     def _warn_of_one_direction(self) -> None:

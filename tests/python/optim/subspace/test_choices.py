@@ -24,7 +24,7 @@ def test_weights_of_one_kind_are_one_line_with_summed_bytes():
     assert choice["d2h_bytes"] == 4 * 64 * 64 * 2
     (line,) = choice_lines([choice])
     assert line.startswith(
-        "4 weights of 256 x 256: block_random, cores of 64 x 64, residual factored; "
+        "4 weights of 256 x 256: block_random with cores of 64 x 64, residual factored; "
     )
     assert line.endswith("32 KiB each way a step (as configured)")
 
@@ -34,33 +34,35 @@ def test_auto_says_why():
         with sw.SubspaceAdamW(make(), **arguments) as opt:
             return codec_choices(opt)[0]["why"]
 
-    alone = "auto: these weights need no link, as the residual alone trains: "
-    only = "a core was measured to end lower than none only"
+    alone = "auto: without a core nothing crosses the link; "
+    only = "a core was measured to end lower only"
     assert reason() == (
-        f"{alone}a run has 1,000 steps (assumed; say total_steps=), {only} up to 500"
+        f"{alone}{only} in runs of up to 500 steps, here are 1,000 (assumed; say total_steps=)"
     )
-    assert reason(total_steps=501) == f"{alone}a run has 501 steps, {only} up to 500"
+    assert reason(total_steps=501) == f"{alone}{only} in runs of up to 500 steps, here are 501"
     assert reason(total_steps=500) == (
-        f"{alone}svd's products are 18.75 % of a step of 1,024 tokens (assumed; say "
-        "tokens_per_step=) in 1 backward (assumed; say accumulate=), its calibration 0.11 % of "
-        "500 steps, expected less than 6 % together"
+        f"{alone}svd would take 18.9 % of the time (18.75 % of a step of 1,024 tokens (assumed; "
+        "say tokens_per_step=) in 1 backward (assumed; say accumulate=) for its products, 0.11 % "
+        "of 500 steps for its calibration), and auto takes it only below 6 %"
     )
     assert reason(tokens_per_step=8192, total_steps=200, accumulate=2) == (
-        "auto: such cores were measured to end lower than none: svd's products are 3.12 % of a "
-        "step of 8,192 tokens in 2 backwards, its calibration 0.03 % of 200 steps, less than "
-        "14 % together"
+        "auto: svd was measured to end lower than no core; svd takes 3.16 % of the time (3.12 % "
+        "of a step of 8,192 tokens in 2 backwards for its products, 0.03 % of 200 steps for its "
+        "calibration), and auto takes it below 14 %"
     )
     large = {"tokens_per_step": 2**20, "total_steps": 500}
     narrow = sw.Budget(device="2800KiB")
     assert reason(budget=narrow, **large) == (
-        f"{alone}svd would take 5 MiB of device memory, where 1.7 MiB are left"
+        f"{alone}svd needs 5 MiB of device memory, and 1.7 MiB are left"
     )
     pinned = sw.Budget(pinned="64KiB")
-    assert "KiB of pinned memory, where 64 KiB are left" in reason(budget=pinned, **large)
-    assert reason(tokens_per_step=1023) == f"{alone}a step has 1,023 tokens, {only} from 1,024"
+    assert "KiB of pinned memory, and 64 KiB are left" in reason(budget=pinned, **large)
+    assert reason(tokens_per_step=1023) == (
+        f"{alone}{only} from 1,024 tokens a step on, here are 1,023"
+    )
     for ratio in (0.4, 0.6):
-        assert reason(ratio=ratio, **large) == f"{alone}the ratio is not 0.5, {only} there"
-    assert reason(residual="none").startswith("auto: svd's products are 12.50 % of a step")
+        assert reason(ratio=ratio, **large) == f"{alone}{only} at ratio 0.5, here is another"
+    assert reason(residual="none").startswith("auto: svd would take 12.6 % of the time (12.50 % ")
 
 
 def test_a_resume_may_name_the_codec_that_auto_came_to_and_no_other(
@@ -126,10 +128,10 @@ def test_a_plan_and_a_run_choose_for_the_tokens_of_the_config(sluiceway, small_m
 
     few = chosen(micro_batch=2)
     assert (few["codec"], few["tokens_per_step"]) == ("none", 64)
-    assert "a step has 64 tokens" in few["why"]
+    assert "tokens a step on, here are 64" in few["why"]
     many = chosen(micro_batch=512, accumulate=2)
     assert (many["codec"], many["tokens_per_step"]) == ("svd", 32768)
     assert "of a step of 32,768 tokens" in many["why"]
     brief = chosen(micro_batch=64, steps=1, accumulate=2)
     assert brief["codec"] == "none"
-    assert "of 1 steps, expected less than 14 %" in brief["why"]
+    assert "of 1 steps for its calibration), and auto takes it only below 14 %" in brief["why"]
