@@ -35,14 +35,14 @@ PY_FILES  = $(shell git ls-files '*.py')
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # Builds and tests have as many jobs as there are cores, and some share a folder.
 .PHONY: demo test check soak bench lint format stubs wheel clean help build install ctest pytest \
-  simt card newest checks FORCE check-asan check-tsan check-eager-spill check-simt check-compat check-cuda check-wheel \
+  simt card newest between checks FORCE check-asan check-tsan check-eager-spill check-simt check-compat check-cuda check-wheel \
   check-bench check-flips check-loop
 
 help:
 	@echo 'make demo     fine-tune a small model six ways over a throttled link, print the table'
 	@echo 'make test     build, run the C++, the Python and, on the host, the CUDA tests; those of a card too'
 	@echo 'make check    sanitizers, clang, eager spill, CUDA on the host, slow libraries, lint, CUDA, wheel, benches, flips, loop'
-	@echo 'make soak     what takes long: kills and power cuts by the thousand, fuzzing, the newest torch, all cards'
+	@echo 'make soak     what takes long: kills and power cuts by the thousand, fuzzing, other versions of torch, all cards'
 	@echo 'make bench    each kernel against the roof of this machine'
 	@echo 'make lint     clang-format, clang-tidy, ruff: report'
 	@echo 'make format   clang-format, ruff: rewrite'
@@ -171,7 +171,7 @@ stubs: $(STAMPS)/install
 	$(PY) .ci/stubs.py python
 	$(PY) .ci/configuration.py > docs/configuration.md
 
-# Debian has no static libhwy, so the wheel takes the shared one along; libtorch and the libraries
+# Debian has no static libhwy, so the wheel takes the shared one along; libc10 and the libraries
 # of CUDA that torch loads are the user's.
 wheel: $(STAMPS)/packages $(STAMPS)/requirements $(CARDS)
 	rm -rf build/wheel dist/sluiceway-*.whl
@@ -271,17 +271,19 @@ check-flips: $(STAMPS)/install
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q tests/python/run/test_flipped_bytes.py --flips 200
 	@$(passed)
 
-# The newest torch and transformers that pip finds, in an environment of their own: what the sources
-# ask of them must be there, and the whole suite passes. Gigabytes to download.
-NEWEST := build/newest/.venv
-newest: $(STAMPS)/packages $(STAMPS)/test-packages
-	$(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --upgrade torch transformers 'scikit-build-core>=1.1' \
-	  accelerate datasets hypothesis liger-kernel matplotlib peft plotly pybind11-stubgen pydantic pyelftools pytest \
-	  pytest-timeout pytest-xdist rich ruff tensorboard trl typer
-	$(NEWEST)/bin/python -m pip install --quiet --no-build-isolation --no-deps \
-	  --config-settings=build-dir=build/newest/objects --editable .
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(NEWEST)/bin/python -m pytest $(PARALLEL) $(NEWEST_TESTS)
+# The wheel that was built beside the oldest torch passes the whole suite beside other ones: the newest
+# torch and transformers that pip finds, and a torch between. Gigabytes to download.
+newest: TORCH := torch
+between: TORCH := torch==2.13.*
+newest between: wheel $(STAMPS)/test-packages
+	$(PYTHON) -m venv build/$@/.venv
+	build/$@/.venv/bin/python -m pip install --quiet --upgrade '$(TORCH)' transformers \
+	  accelerate datasets hypothesis liger-kernel matplotlib peft plotly pybind11 pybind11-stubgen \
+	  pydantic pyelftools pytest pytest-timeout pytest-xdist rich ruff scikit-build-core tensorboard \
+	  trl typer
+	build/$@/.venv/bin/python -m pip install --quiet --no-deps --force-reinstall dist/sluiceway-*.whl
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive build/$@/.venv/bin/python -m pytest $(PARALLEL) \
+	  $(NEWEST_TESTS)
 
 # Half an hour: thousands of power cuts and kills of a store, kills of training, readers fuzzed.
 FUZZ_SECONDS := 600
@@ -300,6 +302,7 @@ soak: build $(STAMPS)/install $(STAMPS)/check-packages
 	build/fuzz/tests/fuzz/store_format_fuzzer -max_total_time=$(FUZZ_SECONDS) -max_len=8192 \
 	  build/fuzz/found tests/fuzz/corpus/store_format
 	$(MAKE) --no-print-directory newest
+	$(MAKE) --no-print-directory between
 	$(MAKE) --no-print-directory check-wheel ARCHITECTURES=
 
 # Whole block devices: attaches loop devices to files of its own, mounts one, and trains on one.

@@ -1,17 +1,17 @@
 """Write what Python knows of the compiled module without loading it: `.ci/stubs.py FOLDER`.
 
-FOLDER/sluiceway/_core.pyi has its types, read from the docstrings that pybind11 gives the installed
-module, and FOLDER/sluiceway/config/codec_names.py the names of its codecs. So each C++ signature
-and each name is written once.
+FOLDER/sluiceway/_core.pyi and _host_allocator.pyi have its types, read from the docstrings that
+pybind11 gives the installed modules, and FOLDER/sluiceway/config/codec_names.py the names of its
+codecs. So each C++ signature and each name is written once.
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
-import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 from pybind11_stubgen import main as generate
-from sluiceway import _core
+from sluiceway import _core, _host_allocator  # noqa: F401
 
 FOLDER = Path(sys.argv[1]) / "sluiceway"
 SETTINGS = Path(__file__).resolve().parents[1] / "pyproject.toml"
@@ -25,7 +25,8 @@ OFFERED = {offered}
 LEARNED = {learned}  # Their projectors are fitted to gradients.
 '''
 
-generate(["sluiceway._core", "--output-dir", sys.argv[1], "--exit-code"])
+for module in ("_core", "_host_allocator"):
+    generate([f"sluiceway.{module}", "--output-dir", sys.argv[1], "--exit-code"])
 offered = [family for family in _core.codec_families() if family.offered]
 names = FOLDER / "config" / "codec_names.py"
 names.parent.mkdir(exist_ok=True)
@@ -38,6 +39,6 @@ names.write_text(
 for action in (["check", "--fix", "--select", "I"], ["format"]):
     subprocess.run(
         [sys.executable, "-m", "ruff", *action, "--quiet", "--config", SETTINGS,
-         FOLDER / "_core.pyi", names],
+         FOLDER / "_core.pyi", FOLDER / "_host_allocator.pyi", names],
         check=True,
     )  # fmt: skip

@@ -1,8 +1,7 @@
 """Run clang-tidy over the sources that a build folder compiles: `.ci/tidy.py BUILD_DIR JOBS`.
 
-The script leaves out sources that include libtorch. Its headers cost clang-tidy a minute a file,
-and these sources hold little logic: the bindings, and the learner. It leaves out tests too, because
-the findings about GoogleTest's macros and about loops that grow a vector are not worth ten seconds
+The script leaves out the bindings, which hold little logic. It leaves out tests too, because the
+findings about GoogleTest's macros and about loops that grow a vector are not worth ten seconds
 a file.
 
 The static analyzer reads each source alone. The other checks spend their time in headers of the

@@ -6,6 +6,9 @@
 // over the values (positions stay) with Adam, until the relative bias is at most `threshold` or
 // max_steps are done. Keeps the best values found.
 //
+// The learner of a run is optim/subspace/learner.py, with torch's linear algebra; its memory is
+// torch's, not the budget's. Those of tests are exact.
+//
 //   name    shape   dtype             layout                       access
 //   g       m x n   f32 | bf16 | f16  row-major, stride            read
 //   p       m x dm  f32               index i32[m, r], value       values read and written
@@ -15,13 +18,13 @@
 // Memory: everything is in the memory of the stream's device. On a CUDA device the input must have
 //         been written before the call, which does not wait for `stream`; the results are there
 //         when it returns.
-// Errors: InvalidArgument, naming both shapes; Unavailable for a device this learner does not
-//         support. The values are then unchanged.
+// Cost:   a step of learning takes 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked
+//         products, about 10 d^3 for products of cores, r^2 (m + n) for the Gram matrices.
+// Errors: those of the learner; some values may then have changed.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 #include "kernels/base/stream_ref.h"
@@ -107,17 +110,5 @@ class ProjectorLearner {
   virtual LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
                              const LearnOptions& options, StreamRef stream) = 0;
 };
-
-// Makes a learner on libtorch (library sluiceway::learner). It runs on torch's own threads, or on
-// torch's current stream if the memory is a GPU's.
-//
-// Numerics: f32, except products of leading_directions() with g: if the processor multiplies bf16
-//           faster, their factors and results are bf16. The bases are still orthonormal to f32, and
-//           hold within 0.1 % of the energy. Equal calls give equal bits on one kind of processor
-//           with an equal number of threads, and on one kind of GPU.
-// Cost:     a step takes 4 r m n flop for G Q and G^T P, 4 r d (m + n) for the masked products,
-//           about 10 d^3 for products of cores, r^2 (m + n) for the Gram matrices. The memory,
-//           learn_bytes() and leading_directions_bytes(), is torch's, not the budget's.
-std::unique_ptr<ProjectorLearner> make_torch_learner();
 
 }  // namespace sluiceway

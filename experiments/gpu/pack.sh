@@ -73,8 +73,8 @@ commit=$(record commit)
 say "commit $commit, sm_$architectures, $nvcc"
 cmake --preset cuda -B "$build" -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
   -DCMAKE_CUDA_COMPILER="$nvcc" -DPython3_EXECUTABLE="$python" >/dev/null
-commands=$(ninja -C "$build" -t commands _core)
-link=$(grep -- ' -shared ' <<<"$commands" | tail -n 1)
+commands=$(ninja -C "$build" -t commands _core _host_allocator)
+link=$(grep -- ' -shared ' <<<"$commands")  # One line for each module.
 mapfile -t archives < <(tr ' ' '\n' <<<"$link" | grep '^[^/].*\.a$' | sort -u)
 mapfile -t tests < <(record gpu-tests "$build" | cut -f 1)
 [ ${#tests[@]} -gt 0 ] || fail "no test has the label gpu"
@@ -112,6 +112,9 @@ for binary in "${binaries[@]}"; do ldd "$made/built/$binary" || true; done |
     esac
   done
 
+pybind11=$(where_is pybind11)
+cp -r "$pybind11/include/pybind11" "$made/packages/include/"
+
 # ---- Commands, with names in the place of folders --------------------------------------------------
 
 # Folders that unpack.sh fills in again: this tree, its build folder, torch, the headers of Python.
@@ -119,9 +122,10 @@ include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 torch=$(where_is torch)
 as_template() {
   sed -E "s#^(: && )?([^ ]*ccache )?/[^ ]*/(c\+\+|g\+\+)[^ ]* #\1@CXX@ #; s# (-Werror|-L/[^ ]*|-Wl,-rpath,[^ ]*)##g
+    s#$pybind11/include#@PACKAGES@/include#g; s#$tree/.venv/[^ ]*/pybind11/include#@PACKAGES@/include#g
     s#$build#@BUILD@#g; s#$tree/.venv/[^ ]*/torch/#@TORCH@/#g; s#$torch#@TORCH@#g; s#$include#@INCLUDE@#g
     s#$tree#@TREE@#g; s#/usr/include#@PACKAGES@/include#g
-    s#_core\.cpython-[^ ]*\.so#_core@SUFFIX@#g
+    s#(_core|_host_allocator)\.cpython-[^ ]*\.so#\1@SUFFIX@#g
     s#(^| )/[^ ]*/([^ /]*\.(a|so))[0-9.]*#\1@PACKAGES@/lib/\2#g"
 }
 grep ' -c ' <<<"$commands" | grep /python/bindings/ | as_template >"$made/built/compile_module.txt"

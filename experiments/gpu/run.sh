@@ -97,9 +97,9 @@ part_build() {
   local torch=ON targets=(bench_device)
   find_nvcc
   has_torch || torch=OFF
-  [ $torch = OFF ] || targets+=(_core)
+  [ $torch = OFF ] || targets+=(_core _host_allocator)
   rm -f "$build/CMakeCache.txt" "$built_from"  # They may be of another card or commit.
-  cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=native -DSLUICEWAY_TORCH=$torch \
+  cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=native -DSLUICEWAY_PYTHON=$torch \
     -DPython3_EXECUTABLE="$python"
   cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
   mapfile -t targets < <(record gpu-tests "$build" | cut -f 1)

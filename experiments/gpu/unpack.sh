@@ -98,7 +98,8 @@ shared_cxx=$("$cxx" -print-file-name=libstdc++.so)
 [ -e "$shared_cxx" ] || shared_cxx=$(ask 'import ctypes
 ctypes.CDLL("libstdc++.so.6")
 print({line.split()[-1] for line in open("/proc/self/maps") if "/libstdc++.so" in line}.pop())')
-bash -c "$(filled link_module.txt | sed "s#\( && :\)\{0,1\}\$# $shared_cxx&#")" >link.log 2>&1 ||
+filled link_module.txt | sed "s#\( && :\)\{0,1\}\$# $shared_cxx&#" |
+  xargs -d '\n' -I{} bash -c '{}' >link.log 2>&1 ||
   { tail -n 5 link.log >&2; say "linking failed: $build/link.log"; exit 1; }
 
 # run.sh reads this file, since the tree has no repository that knows the commit.

@@ -148,13 +148,13 @@ def train(model: Path, store: Path, codec: str) -> dict[str, Any]:
     """Train in this process and return the figures."""
     import sluiceway as sw
     import torch
-    from sluiceway import _core
+    from sluiceway import _host_allocator
 
     torch.set_num_threads(2)
     imported = anonymous_bytes()
     watch = _Watch()
     watch.start()
-    _core.count_host_allocations()
+    _host_allocator.count()
     began = time.monotonic()
     net = sw.open_streamed(model).train()
     options = {"tier": "disk", "path": store, "state_codec": codec, "weights": "streamed"}
@@ -166,7 +166,8 @@ def train(model: Path, store: Path, codec: str) -> dict[str, Any]:
     losses, steps = [], []
     with sw.OffloadAdamW(net, lr=1e-5, **options) as opt:
         made = time.monotonic()
-        _core.reset_host_peak()  # A weight on its way to the store was memory of the host's part.
+        # A weight on its way to the store was memory of the host's part.
+        _host_allocator.reset_peak()
         for step in range(STEPS):
             ids = torch.randint(
                 0, 256, (1, TOKENS), generator=torch.Generator().manual_seed(step % 2)

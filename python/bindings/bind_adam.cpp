@@ -1,4 +1,6 @@
 // AdamW on parameters that are not compressed: norms, biases, small weights.
+#include <algorithm>
+
 #include "kernels/adam.h"
 #include "python/bindings/bindings.h"
 #include "python/bindings/gil.h"
@@ -10,16 +12,16 @@ namespace {
 constexpr std::uint32_t kParameterRoundingPurpose = 2;
 
 template <typename T>
-std::span<T> elements(const at::Tensor& tensor) {
-  return {static_cast<T*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
+std::span<T> elements(const Tensor& tensor) {
+  return {static_cast<T*>(tensor.data()), static_cast<std::size_t>(tensor.numel())};
 }
 
 template <typename G>
-void step_with(const at::Tensor& weight, const at::Tensor& gradient, float factor,
+void step_with(const Tensor& weight, const Tensor& gradient, float factor,
                const AdamMoments& moments, const AdamHyper& hyper, const NoiseKey& key,
                StreamRef stream) {
   const auto g = elements<const G>(gradient);
-  if (weight.scalar_type() == at::kFloat) {
+  if (weight.type() == ElementType::kFloat32) {
     const auto w = elements<float>(weight);
     adam_step(g, factor, moments, hyper, MasterWeight{w, w}, stream);
   } else {
@@ -28,19 +30,19 @@ void step_with(const at::Tensor& weight, const at::Tensor& gradient, float facto
   }
 }
 
-void step_parameter(const std::string& name, const at::Tensor& weight, const at::Tensor& gradient,
-                    const at::Tensor& exp_avg, const at::Tensor& exp_avg_sq, float factor,
+void step_parameter(const std::string& name, const Tensor& weight, const Tensor& gradient,
+                    const Tensor& exp_avg, const Tensor& exp_avg_sq, float factor,
                     std::int64_t step, double lr, double beta1, double beta2, double eps,
                     double weight_decay, std::uint64_t seed, const StreamRef& compute) {
-  for (const at::Tensor& each : {weight, gradient, exp_avg, exp_avg_sq}) {
+  for (const Tensor& each : {weight, gradient, exp_avg, exp_avg_sq}) {
     check_on(compute, each, name.c_str());
   }
-  SLUICEWAY_CHECK(
-      weight.is_contiguous() && gradient.is_contiguous() && weight.sizes() == gradient.sizes(),
-      name, ": weight is ", weight.sizes(), " and gradient ", gradient.sizes(),
-      ", expected equal shapes, both contiguous");
-  SLUICEWAY_CHECK(weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kBFloat16, name,
-                  ": is ", weight.scalar_type(), ", expected float32 or bfloat16");
+  SLUICEWAY_CHECK(weight.is_contiguous() && gradient.is_contiguous() &&
+                      std::ranges::equal(weight.shape(), gradient.shape()),
+                  name, ": weight is ", shape_text(weight.shape()), " and gradient ",
+                  shape_text(gradient.shape()), ", expected equal shapes, both contiguous");
+  SLUICEWAY_CHECK(weight.type() == ElementType::kFloat32 || weight.type() == ElementType::kBFloat16,
+                  name, ": is ", weight.type_name(), ", expected float32 or bfloat16");
   const AdamMoments moments =
       AdamMoments::in_place(f32_span(exp_avg, "exp_avg"), f32_span(exp_avg_sq, "exp_avg_sq"));
   const AdamHyper hyper{lr, beta1, beta2, eps, weight_decay, step};

@@ -12,7 +12,7 @@
 namespace sluiceway {
 namespace {
 
-MatrixView<float> core_view(const at::Tensor& core) {
+MatrixView<float> core_view(const Tensor& core) {
   const AnyMatrix view = matrix_view(core, "core");
   SLUICEWAY_CHECK(view.dtype == DType::kF32, "core: is ", to_string(view.dtype), ", expected f32");
   return view.as<float>();
@@ -29,7 +29,7 @@ class LoneCodec {
 
   CoreShape core() const { return codec_->core(); }
 
-  void compress(const at::Tensor& gradient, const at::Tensor& core, const StreamRef& compute) {
+  void compress(const Tensor& gradient, const Tensor& core, const StreamRef& compute) {
     check_on(compute, gradient, "gradient");
     check_on(compute, core, "core");
     const AnyMatrix from = matrix_view(gradient, "gradient");
@@ -38,8 +38,7 @@ class LoneCodec {
     codec_->compress(from, 0.0F, to, scratch_.as<float>(), compute);
   }
 
-  void apply(const at::Tensor& weight, const at::Tensor& core, float alpha,
-             const StreamRef& compute) {
+  void apply(const Tensor& weight, const Tensor& core, float alpha, const StreamRef& compute) {
     check_on(compute, weight, "weight");
     check_on(compute, core, "core");
     const AnyMatrix to = matrix_view(weight, "weight");

@@ -28,14 +28,13 @@ void EngineDeleter::operator()(GatedEngine* engine) const {
 
 namespace {
 
-// Storage that a lane may still write to when nobody waits for it any more is never freed. Not by
-// the tensors of Python: torch aborts where those outlive the interpreter.
-void keep_for_good(const std::vector<at::Tensor>& lent) {
-  auto* const kept = new std::vector<at::Tensor>;
-  for (const at::Tensor& tensor : lent) kept->push_back(tensor.detach());
+// Storage that a lane may still write to when nobody waits for it any more is never freed.
+void keep_for_good(const std::vector<Tensor>& lent) {
+  auto* const storages = new std::vector<Kept>;
+  for (const Tensor& tensor : lent) storages->push_back(tensor.storage());
 }
 
-void close(GatedEngine& engine, const std::vector<at::Tensor>& lent) {
+void close(GatedEngine& engine, const std::vector<Tensor>& lent) {
   try {
     const GilReleased unlocked;
     engine.close();
@@ -45,7 +44,7 @@ void close(GatedEngine& engine, const std::vector<at::Tensor>& lent) {
   }
 }
 
-void finish(GatedEngine& engine, const std::vector<at::Tensor>& lent) {
+void finish(GatedEngine& engine, const std::vector<Tensor>& lent) {
   try {
     const GilReleased unlocked;
     engine.finish();
@@ -91,13 +90,14 @@ HeldActivations make_activations(const GatedEngine& engine, const std::string& f
 }
 
 // Its number goes into `ids` at once: an interrupt may end the caller before it has a result.
-void keep(Activations& activations, const at::Tensor& tensor, const StreamRef& compute,
+void keep(Activations& activations, const Tensor& tensor, const StreamRef& compute,
           py::typing::List<int> ids) {
   check_on(compute, tensor, "activation");
+  SLUICEWAY_CHECK(tensor.has_elements(), "activation: is sparse, expected a dense tensor");
   int id = 0;
   {
     const GilReleased unlocked;
-    id = activations.keep(tensor.const_data_ptr(), tensor.nbytes(), compute);
+    id = activations.keep(tensor.data(), tensor.nbytes(), compute);
   }
   ids.append(id);
 }
@@ -118,10 +118,10 @@ py::dict take_use(Activations& activations) {
   return use;
 }
 
-void bring(Activations& activations, int id, const at::Tensor& into, const StreamRef& compute) {
+void bring(Activations& activations, int id, const Tensor& into, const StreamRef& compute) {
   check_on(compute, into, "activation");
   const GilReleased unlocked;
-  activations.bring(id, into.mutable_data_ptr(), compute);
+  activations.bring(id, into.data(), compute);
 }
 
 void bind_activations(py::module_& m) {

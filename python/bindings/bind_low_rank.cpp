@@ -14,17 +14,16 @@ namespace sluiceway {
 namespace {
 
 using Compute = std::optional<StreamRef>;
-using Factors = std::optional<std::tuple<at::Tensor, at::Tensor>>;  // k x m and k x n.
+using Factors = std::optional<std::tuple<Tensor, Tensor>>;  // k x m and k x n.
 
-AnyMatrix matrix_on(const StreamRef& stream, const at::Tensor& tensor, const char* what) {
+AnyMatrix matrix_on(const StreamRef& stream, const Tensor& tensor, const char* what) {
   check_on(stream, tensor, what);
   return matrix_view(tensor, what);
 }
 
-MatrixView<const float> factor_on(const StreamRef& stream, const at::Tensor& tensor,
-                                  const char* what) {
+MatrixView<const float> factor_on(const StreamRef& stream, const Tensor& tensor, const char* what) {
   const AnyMatrix factor = matrix_on(stream, tensor, what);
-  SLUICEWAY_CHECK(factor.dtype == DType::kF32, what, ": is ", tensor.scalar_type(),
+  SLUICEWAY_CHECK(factor.dtype == DType::kF32, what, ": is ", tensor.type_name(),
                   ", expected float32");
   return factor.as<const float>();
 }
@@ -35,7 +34,7 @@ LowRank product_on(const StreamRef& stream, const Factors& factors) {
   return {factor_on(stream, left, "a left factor"), factor_on(stream, right, "a right factor")};
 }
 
-void perturb_tensor(const at::Tensor& w, const at::Tensor& plus, const at::Tensor& minus,
+void perturb_tensor(const Tensor& w, const Tensor& plus, const Tensor& minus,
                     const Factors& pending, float gamma, float eps, const Factors& direction,
                     const Compute& compute) {
   const StreamRef stream = compute.value_or(StreamRef::host());
@@ -46,8 +45,8 @@ void perturb_tensor(const at::Tensor& w, const at::Tensor& plus, const at::Tenso
   perturb_low_rank(from, up, down, added, gamma, drawn, eps, stream);
 }
 
-void materialise_tensor(const at::Tensor& w, const at::Tensor& out, const Factors& pending,
-                        float gamma, std::uint64_t first, const StochasticKey& stochastic,
+void materialise_tensor(const Tensor& w, const Tensor& out, const Factors& pending, float gamma,
+                        std::uint64_t first, const StochasticKey& stochastic,
                         const Compute& compute) {
   const StreamRef stream = compute.value_or(StreamRef::host());
   const AnyMatrix from = matrix_on(stream, w, "w"), to = matrix_on(stream, out, "out");

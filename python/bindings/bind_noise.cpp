@@ -30,13 +30,13 @@ std::vector<PendingUpdate> updates_of(const Pending& pending) {
   return updates;
 }
 
-std::span<std::byte> bytes_of(const StreamRef& stream, const at::Tensor& tensor, const char* what) {
+std::span<std::byte> bytes_of(const StreamRef& stream, const Tensor& tensor, const char* what) {
   check_on(stream, tensor, what);
   SLUICEWAY_CHECK(tensor.is_contiguous(), what, ": is not contiguous; call .contiguous()");
-  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+  return {static_cast<std::byte*>(tensor.data()), tensor.nbytes()};
 }
 
-void draw(const at::Tensor& out, const std::string& family, std::uint64_t seed, std::uint64_t step,
+void draw(const Tensor& out, const std::string& family, std::uint64_t seed, std::uint64_t step,
           std::uint64_t tensor, std::uint32_t purpose, std::uint64_t first,
           const Compute& compute) {
   const StreamRef stream = compute.value_or(StreamRef::host());
@@ -47,7 +47,7 @@ void draw(const at::Tensor& out, const std::string& family, std::uint64_t seed, 
   draw_noise(to, {seed, step, tensor, purpose}, first, drawn, stream);
 }
 
-void perturb_tensor(const at::Tensor& w, const at::Tensor& plus, const at::Tensor& minus,
+void perturb_tensor(const Tensor& w, const Tensor& plus, const Tensor& minus,
                     const Pending& pending, float gamma, float eps, const std::string& family,
                     std::uint64_t seed, std::uint64_t step, std::uint64_t tensor,
                     std::uint32_t purpose, std::uint64_t first, const Compute& compute) {
@@ -55,16 +55,16 @@ void perturb_tensor(const at::Tensor& w, const at::Tensor& plus, const at::Tenso
   const auto from = bytes_of(stream, w, "w");
   const auto up = bytes_of(stream, plus, "plus"), down = bytes_of(stream, minus, "minus");
   const DType from_dtype = dtype_of_tensor(w, "w"), dtype = dtype_of_tensor(plus, "plus");
-  SLUICEWAY_CHECK(minus.scalar_type() == plus.scalar_type(), "minus: is ", minus.scalar_type(),
-                  ", expected ", plus.scalar_type(), " as plus is");
+  SLUICEWAY_CHECK(minus.type() == plus.type(), "minus: is ", minus.type_name(), ", expected ",
+                  plus.type_name(), " as plus is");
   const std::vector<PendingUpdate> updates = updates_of(pending);
   const Theta theta{parse_family(family), first, gamma, updates};
   const GilReleased unlocked;
   perturb(from, from_dtype, up, down, dtype, theta, {seed, step, tensor, purpose}, eps, stream);
 }
 
-void materialise_tensor(const at::Tensor& w, const at::Tensor& out, const Pending& pending,
-                        float gamma, const std::string& family, std::uint64_t first,
+void materialise_tensor(const Tensor& w, const Tensor& out, const Pending& pending, float gamma,
+                        const std::string& family, std::uint64_t first,
                         const StochasticKey& stochastic, const Compute& compute) {
   const StreamRef stream = compute.value_or(StreamRef::host());
   const auto from = bytes_of(stream, w, "w"), to = bytes_of(stream, out, "out");

@@ -1,6 +1,6 @@
-#include <ATen/ops/empty.h>
-
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 
 #include "kernels/base/checksum.h"
 #include "python/bindings/bind_offload_state.h"
@@ -19,10 +19,10 @@ namespace {
 
 void bind_tensor_spec(py::module_& m) {
   py::class_<TensorSpec>(m, "TensorSpec", "A parameter that an offload engine trains.")
-      .def(py::init([](std::string name, const at::Tensor& weight, bool compressed, bool streamed,
+      .def(py::init([](std::string name, const Tensor& weight, bool compressed, bool streamed,
                        bool resident, bool frozen, bool fp8) {
              return TensorSpec{std::move(name),
-                               weight.sizes().vec(),
+                               {weight.shape().begin(), weight.shape().end()},
                                dtype_of_tensor(weight, "weight"),
                                compressed,
                                streamed,
@@ -132,59 +132,57 @@ void bind_options(py::module_& m) {
            py::arg("overflow") = false, doc.c_str());
 }
 
-// Holds the storage and nothing of Python, since a thread of a lane lets go of it: a tensor may get
-// a Python object under a dispatch mode, and its end then needs Python's lock.
-void add_gradient(OffloadEngine& engine, int tensor, const at::Tensor& gradient,
+// Holds the storage, and not the tensor, which autograd may go on to use.
+void add_gradient(OffloadEngine& engine, int tensor, const Tensor& gradient,
                   const StreamRef& compute) {
   const AnyMatrix g = matrix_view(gradient, "gradient");
   check_on(compute, gradient, "gradient");
-  const auto keep = std::make_shared<const c10::Storage>(gradient.storage());
+  end_released();  // Gradients that have left.
+  const Kept storage = gradient.storage();
   const GilReleased unlocked;
-  engine.add_gradient(tensor, g, keep, compute);
+  engine.add_gradient(tensor, g, storage, compute);
 }
 
 WeightFetch::Phase phase_of(bool backward) {
   return backward ? WeightFetch::Phase::kBackward : WeightFetch::Phase::kForward;
 }
 
-std::vector<at::Tensor> acquire_block(OffloadEngine& engine, int block, bool backward,
-                                      const StreamRef& compute) {
+std::vector<Tensor> acquire_block(OffloadEngine& engine, int block, bool backward,
+                                  const StreamRef& compute) {
   std::vector<const void*> found;
   {
     const GilReleased unlocked;
     found = engine.fetch().acquire(phase_of(backward), block, compute);
   }
-  std::vector<at::Tensor> weights;
+  std::vector<Tensor> weights;
   for (std::size_t i = 0; i < found.size(); ++i) {
     const TensorSpec& spec = engine.tensor(engine.fetch().tensors_of(block)[i]);
-    weights.push_back(tensor_over(const_cast<void*>(found[i]), spec.shape,
-                                  type_of_dtype(spec.dtype), compute.device()));
+    weights.push_back(tensor_over(const_cast<void*>(found[i]), spec.shape, element_type(spec.dtype),
+                                  compute.device()));
   }
   return weights;
 }
 
-at::Tensor read_weight(OffloadEngine& engine, int index) {
+Tensor read_weight(OffloadEngine& engine, int index) {
   const TensorSpec& spec = engine.tensor(index);
   const StoredWeight stored = engine.stored_weight(index);
-  const auto bytes = static_cast<std::int64_t>(stored.bytes());
-  const auto block = static_cast<std::int64_t>(kBlockBytes);  // Direct I/O reads to whole blocks.
-  const at::Tensor room = at::empty({bytes + block}, at::TensorOptions().dtype(at::kByte));
-  const auto past =
-      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(room.data_ptr()) % kBlockBytes);
-  const at::Tensor blocks = room.narrow(0, (block - past) % block, bytes);
-  {
-    const GilReleased unlocked;
-    engine.read_weight(index, {static_cast<std::byte*>(blocks.data_ptr()), blocks.nbytes()});
-  }
+  const std::uint64_t bytes = stored.bytes();
+  // Direct I/O reads whole blocks to whole blocks.
+  const auto room = std::make_unique_for_overwrite<std::byte[]>(bytes + kBlockBytes);
+  void* start = room.get();
+  std::size_t left = bytes + kBlockBytes;
+  const std::span<std::byte> blocks(
+      static_cast<std::byte*>(std::align(kBlockBytes, bytes, start, left)), bytes);
+  const Tensor weight = empty_tensor(spec.shape, element_type(spec.dtype));
+  const std::span<std::byte> into(static_cast<std::byte*>(weight.data()), weight.nbytes());
+  const GilReleased unlocked;
+  engine.read_weight(index, blocks);
   if (stored.is_packed()) {
-    at::Tensor weight = at::empty(spec.shape, at::TensorOptions().dtype(type_of_dtype(spec.dtype)));
-    stored.unpack(0, {static_cast<const std::byte*>(blocks.data_ptr()), blocks.nbytes()},
-                  {static_cast<std::byte*>(weight.data_ptr()), weight.nbytes()}, StreamRef::host());
-    return weight;
+    stored.unpack(0, blocks, into, StreamRef::host());
+  } else {
+    std::ranges::copy(blocks.first(into.size()), into.begin());
   }
-  const auto exact = spec.elems() * static_cast<std::int64_t>(size_bytes(spec.dtype));
-  const at::Tensor weight = blocks.narrow(0, 0, exact).view(type_of_dtype(spec.dtype));
-  return weight.view(spec.shape).clone();  // In memory of exactly its size.
+  return weight;
 }
 
 // Each is (lr, beta1, beta2, eps, weight_decay).
@@ -204,7 +202,7 @@ void expect(OffloadEngine& engine, const Hypers& hyper, float factor) {
 }
 
 std::tuple<bool, double, float> step(OffloadEngine& engine, const Hypers& hyper,
-                                     const std::vector<at::Tensor>& weights, float factor,
+                                     const std::vector<Tensor>& weights, float factor,
                                      double other_sum_squares,
                                      const std::vector<float>& own_factors, bool norm,
                                      const StreamRef& compute) {
@@ -276,11 +274,11 @@ py::typing::Dict<py::str, py::float_> footprint(
   return result;
 }
 
-std::uint64_t bits_checksum(const at::Tensor& tensor) {
+std::uint64_t bits_checksum(const Tensor& tensor) {
   check_host(tensor, "bits_checksum");
+  const Tensor whole = tensor.call("contiguous");
   const GilReleased unlocked;
-  const at::Tensor whole = tensor.contiguous();
-  return checksum64({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
+  return checksum64({static_cast<const std::byte*>(whole.data()), whole.nbytes()});
 }
 
 double seconds_of_element(const CoreOptions& cores, std::int64_t m, std::int64_t n,

@@ -1,7 +1,5 @@
 #include "python/bindings/bind_offload_state.h"
 
-#include <ATen/Functions.h>
-
 #include <string_view>
 
 #include "python/bindings/gil.h"
@@ -13,7 +11,7 @@ namespace {
 
 constexpr const char* kStateKeys[] = {"exp_avg", "exp_avg_sq", "master"};
 
-using StateTensors = std::array<at::Tensor, kStateStreams>;
+using StateTensors = std::array<Tensor, kStateStreams>;
 
 TensorState state_of(const OffloadEngine& engine, int tensor, const StateTensors& tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -25,8 +23,8 @@ TensorState state_of(const OffloadEngine& engine, int tensor, const StateTensors
           f32_span(tensors[2], kStateKeys[2])};
 }
 
-void read_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_avg,
-                       const at::Tensor& exp_avg_sq, const at::Tensor& master) {
+void read_tensor_state(OffloadEngine& engine, int tensor, const Tensor& exp_avg,
+                       const Tensor& exp_avg_sq, const Tensor& master) {
   const TensorState state = state_of(engine, tensor, {exp_avg, exp_avg_sq, master});
   const GilReleased unlocked;
   engine.read_state(tensor, state);
@@ -34,7 +32,7 @@ void read_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_
 
 Stats tensor_state(OffloadEngine& engine, int tensor) {
   const auto room = [&] {
-    return at::empty(at::IntArrayRef(engine.tensor(tensor).shape), at::kFloat);
+    return empty_tensor(engine.tensor(tensor).shape, ElementType::kFloat32);
   };
   const StateTensors tensors{room(), room(), room()};
   read_tensor_state(engine, tensor, tensors[0], tensors[1], tensors[2]);
@@ -44,22 +42,23 @@ Stats tensor_state(OffloadEngine& engine, int tensor) {
   return state;
 }
 
-void load_tensor_state(OffloadEngine& engine, int tensor, const at::Tensor& exp_avg,
-                       const at::Tensor& exp_avg_sq, const at::Tensor& master, std::int64_t step) {
+void load_tensor_state(OffloadEngine& engine, int tensor, const Tensor& exp_avg,
+                       const Tensor& exp_avg_sq, const Tensor& master, std::int64_t step) {
   const TensorState state = state_of(engine, tensor, {exp_avg, exp_avg_sq, master});
   const GilReleased unlocked;
   engine.write_state(tensor, state, step);
 }
 
-void begin(OffloadEngine& engine, const std::vector<at::Tensor>& weights, const StreamRef& compute,
-           const std::optional<py::typing::Callable<at::Tensor(int)>>& streamed) {
+void begin(OffloadEngine& engine, const std::vector<Tensor>& weights, const StreamRef& compute,
+           const std::optional<py::typing::Callable<Tensor(int)>>& streamed) {
   const std::vector<AnyMatrix> views = views_of(weights);
-  at::Tensor held;
+  Tensor held;
   const auto weight_of = [&](int index) {
     const GilHeld locked;
-    held = (*streamed)(index).cast<at::Tensor>();
+    const py::object weight = (*streamed)(index);
+    held = weight.attr("reshape")(1, -1).cast<Tensor>();
     check_host(held, "a streamed weight");
-    return matrix_view(held.reshape({1, -1}), "a streamed weight");
+    return matrix_view(held, "a streamed weight");
   };
   const GilReleased unlocked;
   engine.begin(views, compute, streamed ? OffloadEngine::HostWeight(weight_of) : nullptr);
@@ -103,7 +102,7 @@ void bind_offload_state(EngineClass<OffloadEngine>& engine) {
            "weight of a streamed tensor on the host; of these, `weights` may be empty.")
       .def(
           "resume",
-          [](OffloadEngine& e, const std::vector<at::Tensor>& weights, const StreamRef& compute) {
+          [](OffloadEngine& e, const std::vector<Tensor>& weights, const StreamRef& compute) {
             const std::vector<AnyMatrix> views = views_of(weights);
             const GilReleased free;
             e.resume(views, compute);

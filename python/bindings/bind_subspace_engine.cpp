@@ -1,3 +1,11 @@
+#include <array>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "compress/learner.h"
 #include "python/bindings/bind_weight_state.h"
 #include "python/bindings/engine_class.h"
 #include "python/bindings/gil.h"
@@ -8,7 +16,7 @@ namespace {
 
 void bind_weight_spec(py::module_& m) {
   py::class_<WeightSpec>(m, "WeightSpec", "A weight to train, and the options of its compression.")
-      .def(py::init([](std::string name, const at::Tensor& weight, const py::kwargs& options) {
+      .def(py::init([](std::string name, const Tensor& weight, const py::kwargs& options) {
              const AnyMatrix view = matrix_view(weight, name.c_str());
              WeightSpec spec;
              spec.name = std::move(name);
@@ -72,17 +80,17 @@ void bind_engine_options(py::module_& m) {
            py::kw_only(), py::arg("compute"), doc.c_str());
 }
 
-AnyMatrix gradient_view(const at::Tensor& gradient) { return matrix_view(gradient, "gradient"); }
+AnyMatrix gradient_view(const Tensor& gradient) { return matrix_view(gradient, "gradient"); }
 
-void add_gradient(SubspaceEngine& engine, int weight, const at::Tensor& gradient,
-                  const at::Tensor& total, const StreamRef& compute) {
+void add_gradient(SubspaceEngine& engine, int weight, const Tensor& gradient, const Tensor& total,
+                  const StreamRef& compute) {
   const AnyMatrix g = gradient_view(gradient), sum = gradient_view(total);
   check_on(compute, gradient, "gradient");
   const GilReleased unlocked;
   engine.add_gradient(weight, g, sum, compute);
 }
 
-void add_core(SubspaceEngine& engine, int weight, const at::Tensor& core, bool whole,
+void add_core(SubspaceEngine& engine, int weight, const Tensor& core, bool whole,
               const StreamRef& compute) {
   const AnyMatrix s = matrix_view(core, "core");
   check_on(compute, core, "core");
@@ -90,14 +98,64 @@ void add_core(SubspaceEngine& engine, int weight, const at::Tensor& core, bool w
   engine.add_core(weight, s, whole, compute);
 }
 
+// Learns in Python, with torch's linear algebra.
+class PythonLearner final : public ProjectorLearner {
+ public:
+  explicit PythonLearner(const py::object& learner) : learner_(kept(learner)) {}
+
+  void leading_directions(const AnyMatrix& g, MatrixView<float> p, MatrixView<float> q,
+                          std::uint64_t seed, StreamRef stream) override {
+    const GilHeld locked;
+    const DeviceId device = stream.device();
+    const auto side = [&](MatrixView<float> x) {
+      if (x.cols == 0) return py::object(py::none());
+      return py::cast(tensor_over({x.data, x.rows, x.cols, x.stride, DType::kF32}, device));
+    };
+    method("leading_directions")(tensor_over(g, device), side(p), side(q), seed);
+  }
+
+  LearnOutcome learn(const AnyMatrix& g, const LearnableRows& p, const LearnableRows& q,
+                     const LearnOptions& options, StreamRef stream) override {
+    const GilHeld locked;
+    const DeviceId device = stream.device();
+    const auto rows = [&](const LearnableRows& x) {
+      const std::array shape{x.rows, x.nnz};
+      auto* const index = const_cast<std::int32_t*>(x.index);  // It is only read.
+      return py::make_tuple(tensor_over(index, shape, ElementType::kInt32, device),
+                            tensor_over(x.value.data(), shape, ElementType::kFloat32, device),
+                            x.cols);
+    };
+    using py::literals::operator""_a;
+    const py::dict given("threshold"_a = options.threshold, "max_steps"_a = options.max_steps,
+                         "beta"_a = options.beta, "learning_rate"_a = options.learning_rate,
+                         "beta1"_a = options.beta1, "beta2"_a = options.beta2,
+                         "eps"_a = options.eps);
+    const py::object done = method("learn")(tensor_over(g, device), rows(p), rows(q), given);
+    const auto [before, after, steps] = done.cast<std::tuple<double, double, int>>();
+    return {before, after, steps};
+  }
+
+ private:
+  py::object method(const char* name) const { return py::handle(learner_.get()).attr(name); }
+
+  Kept learner_;
+};
+
+EngineHolder<SubspaceEngine> make_engine(SubspaceOptions options, std::vector<WeightSpec> weights,
+                                         const py::object& learner) {
+  auto in_python = std::make_unique<PythonLearner>(learner);
+  const GilReleased unlocked;
+  return EngineHolder<SubspaceEngine>(
+      new SubspaceEngine(std::move(options), std::move(weights), std::move(in_python)));
+}
+
 Side parse_side(const std::string& name) {
   SLUICEWAY_CHECK(name == "p" || name == "q", "side: is \"", name, "\", expected p or q");
   return name == "p" ? Side::kRows : Side::kColumns;
 }
 
-void project(const SubspaceEngine& engine, int weight, const std::string& side,
-             const at::Tensor& rows, const at::Tensor& out, const at::Tensor& scratch,
-             const StreamRef& compute) {
+void project(const SubspaceEngine& engine, int weight, const std::string& side, const Tensor& rows,
+             const Tensor& out, const Tensor& scratch, const StreamRef& compute) {
   const AnyMatrix g = matrix_view(rows, "rows"), w = matrix_view(out, "out");
   const std::span<float> room = f32_span(scratch, "scratch");
   const Side of = parse_side(side);
@@ -116,12 +174,12 @@ std::vector<WeightHyper> hypers_of(const Hypers& hyper) {
   return out;
 }
 
-void prepare(SubspaceEngine& engine, const Hypers& hyper, const std::vector<at::Tensor>& weights) {
+void prepare(SubspaceEngine& engine, const Hypers& hyper, const std::vector<Tensor>& weights) {
   engine.prepare(hypers_of(hyper), views_of(weights));
 }
 
 std::tuple<bool, double, float, int> step(SubspaceEngine& engine, const Hypers& hyper,
-                                          const std::vector<at::Tensor>& weights, float factor,
+                                          const std::vector<Tensor>& weights, float factor,
                                           double other_sum_squares, float unscale,
                                           const std::vector<float>& own_factors,
                                           const StreamRef& compute) {
@@ -178,11 +236,8 @@ void bind_subspace_engine(py::module_& m) {
   EngineClass<SubspaceEngine> engine(m, "SubspaceEngine",
                                      "Trains weights through compressed gradients.");
   engine
-      .def(py::init([](SubspaceOptions options, std::vector<WeightSpec> weights) {
-             return EngineHolder<SubspaceEngine>(
-                 new SubspaceEngine(std::move(options), std::move(weights), make_torch_learner()));
-           }),
-           py::arg("options"), py::arg("weights"), unlocked)
+      .def(py::init(&make_engine), py::arg("options"), py::arg("weights"), py::arg("learner"),
+           "learner: fits projectors, as optim/subspace/learner.py does.")
       .def_property_readonly("automatic", &SubspaceEngine::automatic,
                              "The choice for codec=\"auto\", whether or not a weight has it.")
       .def("prepare", &prepare, py::arg("hyper"), py::arg("weights"))

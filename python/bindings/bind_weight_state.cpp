@@ -1,8 +1,7 @@
 // State of one weight as a dictionary of tensors, for state_dict(); keys as torch.optim.AdamW's.
 #include "python/bindings/bind_weight_state.h"
 
-#include <ATen/Functions.h>
-
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -11,33 +10,32 @@
 namespace sluiceway {
 namespace {
 
-at::Tensor bytes_of(std::span<const std::byte> bytes) {
-  at::Tensor tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+Tensor bytes_of(std::span<const std::byte> bytes) {
+  const std::array shape{static_cast<std::int64_t>(bytes.size())};
+  Tensor tensor = empty_tensor(shape, ElementType::kUInt8);
+  if (!bytes.empty()) std::memcpy(tensor.data(), bytes.data(), bytes.size());
   return tensor;
 }
 
-at::Tensor floats_of(std::span<const float> values, at::IntArrayRef shape) {
-  at::Tensor tensor = at::empty(shape, at::kFloat);
-  if (!values.empty()) std::memcpy(tensor.mutable_data_ptr(), values.data(), values.size_bytes());
+Tensor floats_of(std::span<const float> values, const std::vector<std::int64_t>& shape) {
+  Tensor tensor = empty_tensor(shape, ElementType::kFloat32);
+  if (!values.empty()) std::memcpy(tensor.data(), values.data(), values.size_bytes());
   return tensor;
 }
 
 template <typename T>
-std::span<const T> span_of(const at::Tensor& tensor, const char* key) {
+std::span<const T> span_of(const Tensor& tensor, const char* key) {
   check_host(tensor, key);
-  SLUICEWAY_CHECK(tensor.scalar_type() == at::kByte && tensor.is_contiguous(),
-                  "load_state_dict: ", key, " is ", tensor.scalar_type(),
+  SLUICEWAY_CHECK(tensor.type() == ElementType::kUInt8 && tensor.is_contiguous(),
+                  "load_state_dict: ", key, " is ", tensor.type_name(),
                   ", expected contiguous uint8");
   const auto size = static_cast<std::size_t>(tensor.numel());
   SLUICEWAY_CHECK(size % sizeof(T) == 0, "load_state_dict: ", key, " has ", size,
                   " bytes, expected a multiple of ", sizeof(T));
-  return {static_cast<const T*>(tensor.const_data_ptr()), size / sizeof(T)};
+  return {static_cast<const T*>(tensor.data()), size / sizeof(T)};
 }
 
-at::Tensor tensor_of(const py::dict& state, const char* key) {
-  return state[key].cast<at::Tensor>();
-}
+Tensor tensor_of(const py::dict& state, const char* key) { return state[key].cast<Tensor>(); }
 
 std::span<const float> moment_of(const py::dict& state, const char* key) {
   return f32_span(tensor_of(state, key), key);
@@ -101,7 +99,7 @@ void bind_weight_state(EngineClass<SubspaceEngine>& engine) {
           "When each weight was measured last, as bytes.")
       .def(
           "load_refresh_state",
-          [](SubspaceEngine& e, const at::Tensor& bytes) {
+          [](SubspaceEngine& e, const Tensor& bytes) {
             e.refresh_policy().load(span_of<std::byte>(bytes, "refresh"));
           },
           py::arg("state"), "Take over what refresh_state gave.");

@@ -1,5 +1,4 @@
-#include <ATen/ops/empty.h>
-
+#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -17,7 +16,7 @@ namespace sluiceway {
 namespace {
 
 // Name, a tensor of its shape and type, parameter group.
-using Weight = std::tuple<std::string, at::Tensor, int>;
+using Weight = std::tuple<std::string, Tensor, int>;
 
 std::vector<ArenaWeight> weights_of(const std::vector<Weight>& given) {
   std::vector<ArenaWeight> weights;
@@ -57,8 +56,7 @@ class Tensors {
 
   void fill(std::size_t weight, std::uint64_t first, std::span<std::byte> into) {
     if (weight_ != weight) next(weight);
-    std::memcpy(into.data(), static_cast<const std::byte*>(tensor_.const_data_ptr()) + first,
-                into.size());
+    std::memcpy(into.data(), static_cast<const std::byte*>(tensor_.data()) + first, into.size());
   }
 
  private:
@@ -66,22 +64,22 @@ class Tensors {
     const GilHeld locked;
     const ArenaWeight& expected = weights_[weight];
     const char* const name = expected.name.c_str();
-    tensor_.reset();
-    const at::Tensor tensor = tensor_of_(weight).cast<at::Tensor>();
+    tensor_ = Tensor();
+    const auto tensor = tensor_of_(weight).cast<Tensor>();
     check_host(tensor, name);
     SLUICEWAY_CHECK(tensor.is_contiguous() && tensor.numel() == expected.elements &&
                         dtype_of_tensor(tensor, name) == expected.dtype,
-                    name, ": is ", tensor.numel(), " elements of ", tensor.scalar_type(),
+                    name, ": is ", tensor.numel(), " elements of ", tensor.type_name(),
                     ", expected ", expected.elements, " contiguous ones of ",
                     to_string(expected.dtype));
-    tensor_ = tensor.detach();
+    tensor_ = tensor.call("detach");
     weight_ = weight;
   }
 
   const py::function& tensor_of_;
   const std::vector<ArenaWeight>& weights_;
   std::size_t weight_;  // Of tensor_.
-  at::Tensor tensor_;
+  Tensor tensor_;
 };
 
 HeldArenaPtr create(const std::vector<Weight>& weights, const py::function& tensor_of,
@@ -104,22 +102,21 @@ HeldArenaPtr create(const std::vector<Weight>& weights, const py::function& tens
   return held;
 }
 
-at::Tensor read(HeldArena& held, std::size_t weight) {
+Tensor read(HeldArena& held, std::size_t weight) {
   ZoArena& arena = *held.arena;
   SLUICEWAY_CHECK(weight < arena.weights().size(), "arena: weight ", weight,
                   " does not exist, expected 0 to ", arena.weights().size() - 1);
   const std::uint64_t bytes = arena.read_bytes(weight);
-  const at::Tensor memory =
-      at::empty({static_cast<std::int64_t>(bytes + kBlockBytes)}, at::TensorOptions(at::kByte));
-  void* start = memory.mutable_data_ptr();
-  std::size_t room = memory.nbytes();
+  const std::shared_ptr<std::byte[]> memory(new std::byte[bytes + kBlockBytes]);
+  void* start = memory.get();
+  std::size_t room = bytes + kBlockBytes;
   auto* const begin = static_cast<std::byte*>(std::align(kBlockBytes, bytes, start, room));
   {
     const GilReleased unlocked;
     wait_for_end([&](ZoArena::Done done) { arena.read(weight, {begin, bytes}, std::move(done)); });
   }
-  return memory.narrow(0, static_cast<std::int64_t>(memory.nbytes() - room),
-                       static_cast<std::int64_t>(arena.weights()[weight].bytes()));
+  const std::array shape{static_cast<std::int64_t>(arena.weights()[weight].bytes())};
+  return tensor_over(begin, shape, ElementType::kUInt8, DeviceId::host(), memory);
 }
 
 // Hash, generation, step, and the id of the log that it was made with.

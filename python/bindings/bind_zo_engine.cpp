@@ -1,5 +1,4 @@
 // The zeroth-order engine of either mode, and the snapshots that mode write_back reads.
-#include <ATen/ops/from_blob.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,17 +25,17 @@ namespace sluiceway {
 namespace {
 
 // Name, weight and parameter group.
-using Trained = std::tuple<std::string, at::Tensor, int>;
+using Trained = std::tuple<std::string, Tensor, int>;
 // Mode log: name, weight, parameter group, number of the module, whether it stays on the device,
 // and its number in the arena, or -1: the tensor is the base, and not only like it.
-using Use = std::tuple<std::string, at::Tensor, int, int, bool, int>;
+using Use = std::tuple<std::string, Tensor, int, int, bool, int>;
 // Mode write_back: name, master in host memory, parameter group, and a tensor like what a forward
 // reads; and of a use: number of a weight, number of the module, and whether it stays.
-using Master = std::tuple<std::string, at::Tensor, int, at::Tensor>;
+using Master = std::tuple<std::string, Tensor, int, Tensor>;
 using MasterUse = std::tuple<std::size_t, int, bool>;
 
 ZoEngineOptions with_trained(ZoEngineOptions options, const std::vector<Trained>& trained,
-                             std::vector<at::Tensor>& vectors) {
+                             std::vector<Tensor>& vectors) {
   for (const auto& [name, weight, group] : trained) {
     StreamedWeight& made = options.trained.emplace_back();
     made.name = name;
@@ -45,28 +44,28 @@ ZoEngineOptions with_trained(ZoEngineOptions options, const std::vector<Trained>
     made.group = group;
     if (weight.dim() >= 2) made.rows = weight.size(0);
     if (made.rows > 0) continue;
-    vectors.push_back(weight.detach().cpu().contiguous().clone());
-    made.host = vectors.back().const_data_ptr();
+    vectors.push_back(weight.call("detach").call("cpu").call("contiguous").call("clone"));
+    made.host = vectors.back().data();
   }
   return options;
 }
 
-// The engine, and the storage of what it streams and writes to; nothing of Python.
+// The engine, and the tensors that it streams and writes to.
 struct StreamedEngine {
-  StreamedEngine(const ZoEngineOptions& options, HeldArenaPtr base,
-                 const std::vector<Trained>& trained)
+  StreamedEngine(const ZoEngineOptions& options, HeldArenaPtr base, std::vector<Tensor> bases)
       : device(options.ring.lanes.device),
         arena(std::move(base)),
-        engine(with_trained(options, trained, vectors)) {}
+        vectors(std::move(bases)),
+        engine(options) {}
 
   DeviceId device;
-  HeldArenaPtr arena;               // Null: the base is in host memory.
-  std::vector<at::Tensor> vectors;  // Bases of vectors with low-rank noise.
-  std::vector<at::Tensor> masters;
-  std::vector<at::Tensor> likes;     // By master: of the shape and type that a forward reads.
+  HeldArenaPtr arena;           // Null: the base is in host memory.
+  std::vector<Tensor> vectors;  // Bases of vectors with low-rank noise.
+  std::vector<Tensor> masters;
+  std::vector<Tensor> likes;         // By master: of the shape and type that a forward reads.
   std::vector<StreamedWeight> held;  // By master.
-  std::vector<at::Tensor> weights;   // By use: of the shape and type that a forward reads.
-  std::vector<at::Tensor> coming;    // The same of a ring that is being made.
+  std::vector<Tensor> weights;       // By use: of the shape and type that a forward reads.
+  std::vector<Tensor> coming;        // The same of a ring that is being made.
   ZoEngine engine;
 };
 
@@ -82,14 +81,14 @@ using Holder = std::unique_ptr<StreamedEngine, Deleter>;
 using Class = py::class_<StreamedEngine, Holder>;
 
 // Page-locked for the device of `compute`, of exactly its size.
-at::Tensor page_locked_copy(const at::Tensor& tensor, const StreamRef& compute) {
+Tensor page_locked_copy(const Tensor& tensor, const StreamRef& compute) {
   static Budget& budget = *new Budget(Budget::unlimited());  // Tensors may outlive every static.
-  const at::Tensor whole = tensor.detach().contiguous();
+  const Tensor whole = tensor.call("detach");
+  const ElementType type = element_type(dtype_of_tensor(whole, "a weight"));
   const auto held = std::make_shared<Buffer>(budget, Tier::kPinned, compute.device(),
                                              whole.nbytes(), "a weight", Fill::kNone);
-  at::Tensor copy = at::from_blob(
-      held->data(), whole.sizes(), [held](void*) {}, at::TensorOptions().dtype(whole.dtype()));
-  copy.copy_(whole);
+  Tensor copy = tensor_over(held->data(), whole.shape(), type, DeviceId::host(), held);
+  copy.object().attr("copy_")(py::reinterpret_borrow<py::object>(whole.object()));
   return copy;
 }
 
@@ -170,27 +169,30 @@ Holder make_engine(const StreamRef& compute, const std::string& mode,
   } else if (parsed == ZoMode::kLog) {
     options.base = base_of(base_hash);
   }
+  std::vector<Tensor> bases;
+  options = with_trained(std::move(options), trained, bases);
   const GilReleased free;
-  return Holder(new StreamedEngine(options, arena, trained));
+  return Holder(new StreamedEngine(options, arena, std::move(bases)));
 }
 
 void hold(StreamedEngine& all, const std::vector<Master>& weights) {
-  std::vector<at::Tensor> masters, likes;
+  std::vector<Tensor> masters, likes;
   std::vector<StreamedWeight> held;
   for (const auto& [name, master, group, like] : weights) {
     check_host(master, name.c_str());
-    SLUICEWAY_CHECK(master.is_contiguous() && master.sizes() == like.sizes(), name, ": is ",
-                    master.sizes(), " with strides ", master.strides(), ", expected contiguous ",
-                    like.sizes());
-    masters.push_back(master.detach());
-    likes.push_back(like.detach());
+    SLUICEWAY_CHECK(master.is_contiguous() && std::ranges::equal(master.shape(), like.shape()),
+                    name, ": is ", shape_text(master.shape()), " with strides ",
+                    shape_text(master.strides()), ", expected contiguous ",
+                    shape_text(like.shape()));
+    masters.push_back(master.call("detach"));
+    likes.push_back(like.call("detach"));
     StreamedWeight& made = held.emplace_back();
     made.name = name;
     made.elements = master.numel();
     made.form = dtype_of_tensor(master, name.c_str());
     made.computed = dtype_of_tensor(like, name.c_str());
     made.group = group;
-    made.host = masters.back().const_data_ptr();
+    made.host = masters.back().data();
   }
   all.engine.hold(held);
   all.masters = std::move(masters);
@@ -198,8 +200,7 @@ void hold(StreamedEngine& all, const std::vector<Master>& weights) {
   all.held = std::move(held);
 }
 
-void stream(StreamedEngine& held, std::vector<StreamedWeight> uses,
-            std::vector<at::Tensor> weights) {
+void stream(StreamedEngine& held, std::vector<StreamedWeight> uses, std::vector<Tensor> weights) {
   held.coming = std::move(weights);  // A ring of either may be there when this fails.
   {
     const GilReleased unlocked;
@@ -209,15 +210,15 @@ void stream(StreamedEngine& held, std::vector<StreamedWeight> uses,
 }
 
 void stream_uses(StreamedEngine& held, const std::vector<Use>& uses) {
-  std::vector<at::Tensor> weights;
+  std::vector<Tensor> weights;
   std::vector<StreamedWeight> streamed;
   for (const auto& [name, weight, group, module, keep, source] : uses) {
-    weights.push_back(weight.detach());
+    weights.push_back(weight.call("detach"));
     const void* host = nullptr;
     if (source < 0) {
       check_host(weight, name.c_str());
       SLUICEWAY_CHECK(weight.is_contiguous(), name, ": is not contiguous; call .contiguous()");
-      host = weights.back().const_data_ptr();
+      host = weights.back().data();
     }
     streamed.push_back({name, weight.numel(), dtype_of_tensor(weight, name.c_str()), group, module,
                         host, keep, source});
@@ -226,7 +227,7 @@ void stream_uses(StreamedEngine& held, const std::vector<Use>& uses) {
 }
 
 void stream_masters(StreamedEngine& held, const std::vector<MasterUse>& uses) {
-  std::vector<at::Tensor> weights;
+  std::vector<Tensor> weights;
   std::vector<StreamedWeight> streamed;
   for (const auto& [number, module, keep] : uses) {
     SLUICEWAY_CHECK(number < held.held.size(), "stream: weight ", number, ", expected below ",
@@ -239,16 +240,14 @@ void stream_masters(StreamedEngine& held, const std::vector<MasterUse>& uses) {
   stream(held, std::move(streamed), std::move(weights));
 }
 
-at::Tensor acquire(StreamedEngine& held, int use, int direction, bool minus,
-                   const StreamRef& compute) {
+Tensor acquire(StreamedEngine& held, int use, int direction, bool minus, const StreamRef& compute) {
   const void* elements = nullptr;
   {
     const GilReleased unlocked;
     elements = held.engine.acquire(use, direction, minus ? Side::kMinus : Side::kPlus, compute);
   }
-  const at::Tensor& weight = held.weights.at(static_cast<std::size_t>(use));
-  return tensor_over(const_cast<void*>(elements), weight.sizes(), weight.scalar_type(),
-                     held.device);
+  const Tensor& weight = held.weights.at(static_cast<std::size_t>(use));
+  return tensor_over(const_cast<void*>(elements), weight.shape(), weight.type(), held.device);
 }
 
 // Each rate is (lr, weight_decay).
@@ -294,16 +293,16 @@ void consolidate(StreamedEngine& held, std::uint64_t step, const py::bytes& run_
 
 // Writes theta of a weight, or its neighbours along a direction; `base` and what is made are on the
 // device of `compute`, and stay until it is through.
-void make_low_rank(ZoEngine& engine, const std::string& weight, const at::Tensor& base,
-                   const at::Tensor& plus, const at::Tensor* minus, const StepNoise* noise,
+void make_low_rank(ZoEngine& engine, const std::string& weight, const Tensor& base,
+                   const Tensor& plus, const Tensor* minus, const StepNoise* noise,
                    const StreamRef& compute) {
-  const auto bytes_of = [&](const at::Tensor& tensor) {
+  const auto bytes_of = [&](const Tensor& tensor) {
     check_on(compute, tensor, weight.c_str());
-    SLUICEWAY_CHECK(tensor.is_contiguous() && tensor.scalar_type() == base.scalar_type() &&
-                        tensor.nbytes() == base.nbytes(),
-                    weight, ": is ", tensor.scalar_type(), " of ", tensor.nbytes(),
-                    " bytes, expected contiguous ", base.scalar_type(), " of ", base.nbytes());
-    return static_cast<std::byte*>(tensor.data_ptr());
+    SLUICEWAY_CHECK(
+        tensor.is_contiguous() && tensor.type() == base.type() && tensor.nbytes() == base.nbytes(),
+        weight, ": is ", tensor.type_name(), " of ", tensor.nbytes(),
+        " bytes, expected contiguous ", base.type_name(), " of ", base.nbytes());
+    return static_cast<std::byte*>(tensor.data());
   };
   const LowRankUpdates::Elements elements{{bytes_of(base), base.nbytes()},
                                           bytes_of(plus),
@@ -388,8 +387,8 @@ void def_low_rank(Class& engine) {
   engine
       .def(
           "low_rank_theta",
-          [](StreamedEngine& held, const std::string& weight, const at::Tensor& base,
-             const at::Tensor& out, const StreamRef& compute) {
+          [](StreamedEngine& held, const std::string& weight, const Tensor& base, const Tensor& out,
+             const StreamRef& compute) {
             make_low_rank(held.engine, weight, base, out, nullptr, nullptr, compute);
           },
           py::arg("weight"), py::arg("base"), py::arg("out"), py::arg("compute"),
@@ -397,7 +396,7 @@ void def_low_rank(Class& engine) {
       .def(
           "low_rank_neighbours",
           [](StreamedEngine& held, const std::string& weight, std::uint32_t direction,
-             const at::Tensor& base, const at::Tensor& plus, const at::Tensor& minus,
+             const Tensor& base, const Tensor& plus, const Tensor& minus,
              const StreamRef& compute) {
             const StepNoise noise = held.engine.noise(direction);
             make_low_rank(held.engine, weight, base, plus, &minus, &noise, compute);
@@ -454,7 +453,7 @@ void def_write_back(Class& engine) {
 
 void bind_zo_engine(py::module_& m) {
   const auto unlocked = py::call_guard<GilReleased>();
-  m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"), unlocked,
+  m.def("page_locked_copy", &page_locked_copy, py::arg("tensor"), py::arg("compute"),
         "Copy a tensor to host memory of exactly its size, page-locked for the stream's device.");
   m.def("zo_log_directions", &log_directions, py::arg("path"), unlocked,
         "Number of directions of each step of an existing log.");

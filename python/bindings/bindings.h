@@ -1,6 +1,6 @@
 // The bind_<header>() functions of this module; each takes the module and adds to it.
 //
-// Without libtorch's casters, which take 12 s a file: whoever takes tensors includes tensor_view.h.
+// Whoever takes tensors includes tensor_view.h.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,7 +18,6 @@ void bind_cost_model(py::module_& m);
 void bind_denormals(py::module_& m);
 void bind_device(py::module_& m);
 void bind_drive(py::module_& m);
-void bind_host_memory(py::module_& m);
 void bind_loss_scale(py::module_& m);
 void bind_low_rank(py::module_& m);
 void bind_noise(py::module_& m);

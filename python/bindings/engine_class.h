@@ -94,10 +94,10 @@ Options options_on(const StreamRef& compute, const Keywords<Options>& keywords,
   return options;
 }
 
-inline std::vector<AnyMatrix> views_of(const std::vector<at::Tensor>& weights) {
+inline std::vector<AnyMatrix> views_of(const std::vector<Tensor>& weights) {
   std::vector<AnyMatrix> out;
   out.reserve(weights.size());
-  for (const at::Tensor& weight : weights) out.push_back(matrix_view(weight, "weight"));
+  for (const Tensor& weight : weights) out.push_back(matrix_view(weight, "weight"));
   return out;
 }
 

@@ -13,7 +13,6 @@ PYBIND11_MODULE(_core, m) {
   sluiceway::bind_cost_model(m);
   sluiceway::bind_denormals(m);
   sluiceway::bind_drive(m);
-  sluiceway::bind_host_memory(m);
   sluiceway::bind_loss_scale(m);
   sluiceway::bind_low_rank(m);
   sluiceway::bind_noise(m);

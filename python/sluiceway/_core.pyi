@@ -36,7 +36,6 @@ __all__: list[str] = [
     "bits_checksum",
     "choose_resident",
     "codec_families",
-    "count_host_allocations",
     "create_store",
     "cuda_device_count",
     "decompress_seconds",
@@ -45,8 +44,6 @@ __all__: list[str] = [
     "drive_rates",
     "fetch_footprint",
     "flush_denormals",
-    "host_allocated_bytes",
-    "host_peak_bytes",
     "materialise",
     "materialise_low_rank",
     "now_us",
@@ -57,7 +54,6 @@ __all__: list[str] = [
     "perturb",
     "perturb_low_rank",
     "predict_step",
-    "reset_host_peak",
     "shared_device_bytes",
     "shared_pinned_bytes",
     "stable_hash",
@@ -397,8 +393,14 @@ class SubspaceEngine(GatedEngine):
     Trains weights through compressed gradients.
     """
     def __init__(
-        self, options: EngineOptions, weights: collections.abc.Sequence[WeightSpec]
-    ) -> None: ...
+        self,
+        options: EngineOptions,
+        weights: collections.abc.Sequence[WeightSpec],
+        learner: typing.Any,
+    ) -> None:
+        """
+        learner: fits projectors, as optim/subspace/learner.py does.
+        """
     def add_core(
         self, weight: typing.SupportsInt, core: torch.Tensor, whole: bool, compute: Stream
     ) -> None:
@@ -963,11 +965,6 @@ def codec_families() -> list[CodecFamily]:
     All codecs, in the order in which errors name them; "auto" is none.
     """
 
-def count_host_allocations() -> None:
-    """
-    From now on count torch's CPU allocations of this process; idempotent.
-    """
-
 def create_store(
     paths: collections.abc.Sequence[str],
     regions: collections.abc.Sequence[
@@ -1049,16 +1046,6 @@ def fetch_footprint(
 def flush_denormals(on: bool) -> bool:
     """
     Let this thread and torch's own take numbers below 2^-126 for 0, or not; returns whether this thread did. Threads that are made later start with it.
-    """
-
-def host_allocated_bytes() -> int:
-    """
-    Bytes that torch holds of what was counted.
-    """
-
-def host_peak_bytes() -> int:
-    """
-    The most of them since reset_host_peak().
     """
 
 def materialise(
@@ -1199,11 +1186,6 @@ def predict_step(
 ) -> float:
     """
     Seconds of one steady-state step; lists hold seconds per layer, layer 0 first in the forward.
-    """
-
-def reset_host_peak() -> None:
-    """
-    Let the peak be what is held now.
     """
 
 def shared_device_bytes(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 
 from sluiceway import _core
 from sluiceway.base.columns import columns

@@ -8,13 +8,18 @@ sees its update, although no thread has waited for the device.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable
+from functools import cache
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 
 from sluiceway import _core
 from sluiceway.errors import InvalidArgument, Unavailable
+
+_NEWEST_ALLOCATOR = (2, 15)  # torch whose c10::Allocator has the functions that ours replaces.
 
 
 class DeviceOps(Protocol):
@@ -90,19 +95,21 @@ class HostOps:
 
     def count_allocations(self) -> None:
         """Start our own count, since torch does not count CPU memory."""
-        _core.count_host_allocations()
+        if allocator := _allocator():
+            allocator.count()
 
     def allocated_bytes(self) -> int:
         """Bytes that torch has allocated since counting began and still holds."""
-        return _core.host_allocated_bytes()
+        return allocator.allocated_bytes() if (allocator := _allocator()) else 0
 
     def peak_bytes(self) -> int:
         """Largest number of bytes that torch has held since counting began, or the last reset."""
-        return _core.host_peak_bytes()
+        return allocator.peak_bytes() if (allocator := _allocator()) else 0
 
     def reset_peak(self) -> None:
         """Restart the maximum of our own count."""
-        _core.reset_host_peak()
+        if allocator := _allocator():
+            allocator.reset_peak()
 
     def release(self, value: torch.Tensor) -> None:
         """Do nothing: all work is done when a call returns."""
@@ -118,6 +125,26 @@ class HostOps:
     def us_between(self, earlier: float, later: float) -> float:
         """Microseconds from one mark to a later one; never None."""
         return later - earlier
+
+
+@cache
+def _allocator() -> ModuleType | None:
+    """Return the module that counts; None, with a warning, if this torch is newer than it knows.
+
+    It replaces torch's allocator in C++, whose functions may change with any minor version.
+    """
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if (major, minor) > _NEWEST_ALLOCATOR:
+        warnings.warn(
+            f"memory of the host device is reported as 0: torch {torch.__version__} is newer than "
+            f"{'.'.join(map(str, _NEWEST_ALLOCATOR))}, the last version whose allocator is known",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return None
+    from sluiceway import _host_allocator
+
+    return _host_allocator
 
 
 def _native_of_torch(ordinal: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -47,19 +47,10 @@ def load_compiled_module() -> ModuleType:
     Raises
     ------
     ImportError
-        The installed torch has another minor version than the torch that the module was compiled
-        against, or it lacks CUDA libraries that the module is linked with.
+        The installed torch lacks CUDA libraries that the module is linked with.
     """
-    import torch  # The module carries no path to libtorch, which must be loaded before it.
+    import torch  # A module with CUDA finds its libraries where torch has loaded them.
 
-    built_for = torch_of_build()
-    found = ".".join(torch.__version__.split(".")[:2])
-    if built_for and built_for != found:
-        raise ImportError(
-            f"sluiceway: this build is for torch {built_for}, but torch {torch.__version__} is "
-            f"installed; run pip install 'torch=={built_for}.*', or build sluiceway again from its "
-            "source: pip install --no-build-isolation ."
-        )
     try:
         return import_module("sluiceway._core")
     except ImportError as error:
@@ -70,13 +61,3 @@ def load_compiled_module() -> ModuleType:
             f"{str(error).partition(':')[0]}; install a torch that is built for CUDA, or build "
             "sluiceway again from its source: pip install --no-build-isolation ."
         ) from error
-
-
-def torch_of_build() -> str:
-    """Minor version of torch that the installed module was built for; empty if it is unknown."""
-    try:
-        required = metadata.requires("sluiceway") or []
-    except metadata.PackageNotFoundError:  # The sources are on the path, and nothing is installed.
-        return ""
-    pins = (re.match(r"torch==(\d+\.\d+)\.\*$", each) for each in required)
-    return next((pin[1] for pin in pins if pin), "")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 
 from sluiceway import _core
 from sluiceway.errors import IoError

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  The compiled module has no path to libtorch, which is loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 
 from sluiceway import _core
 from sluiceway.errors import Corrupt

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import torch  # noqa: F401 - the compiled module needs libtorch in the process.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 
 from sluiceway import _core
 from sluiceway.errors import IoError

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import sluiceway as sw
-import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 from conftest import assert_short_error
 from sluiceway.commands.bench import bench_disk, describe_disk
 from sluiceway.commands.kernel_bench import bench_device

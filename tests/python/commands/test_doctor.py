@@ -126,13 +126,13 @@ def test_torch_that_does_not_load_is_exit_code_one_and_how_to_get_it(
     ]
 
 
-def test_module_that_was_built_for_another_torch_is_missing_and_both_are_named(here, monkeypatch):
-    monkeypatch.setattr(software.metadata, "requires", lambda _: ["numpy>=2", "torch==2.99.*"])
+def test_module_that_does_not_load_is_missing(here, monkeypatch):
+    def refuse(name):
+        raise ImportError("libhwy.so.1: cannot open shared object file: No such file")
+
+    monkeypatch.setattr(software, "import_module", refuse)
     monkeypatch.delattr(sluiceway, "_core")
-    said = r"this build is for torch 2\.99, but torch 2\.\d+\.\S* is installed.*'torch==2\.99\.\*'"
-    with pytest.raises(ImportError, match=f"sluiceway: {said}"):
-        from sluiceway import _core  # noqa: F401
-    with pytest.raises(sluiceway.Error, match=f"compiled module is missing, {said}"):
+    with pytest.raises(sluiceway.Error, match="compiled module is missing, libhwy"):
         doctor(here, quick=False, as_json=False)
 
 

@@ -274,7 +274,7 @@ def test_a_card_that_is_not_here_has_room_for_svd_where_no_budget_says_else(conf
     assert planned()["codec"] == "svd"
     narrow = planned(device="1MiB")
     assert narrow["codec"] == "none"
-    assert "of device memory, where 0 B are left" in narrow["why"]
+    assert "of device memory, and 0 B are left" in narrow["why"]
 
 
 def test_a_plan_counts_what_streams_of_a_card_keep_and_where_results_of_kernels_lie(config):

@@ -85,9 +85,9 @@ def test_wrong_arguments_are_named() -> None:
         _core.perturb_low_rank(
             m, m.clone(), m.clone(), None, 1.0, 1.0, (factors[0], torch.zeros(3, 3))
         )
-    with pytest.raises(ValueError, match="a left factor: is Double"):
+    with pytest.raises(ValueError, match="a left factor: is float64"):
         _core.materialise_low_rank(m, m, (factors[0].double(), factors[1]), 1.0)
-    with pytest.raises(ValueError, match="a right factor: is Half, expected float32"):
+    with pytest.raises(ValueError, match="a right factor: is float16, expected float32"):
         _core.materialise_low_rank(m, m, (factors[0], factors[1].half()), 1.0)
     with pytest.raises(ValueError, match="w: has 1 dimensions"):
         _core.materialise_low_rank(m[0], m, None, 1.0)

@@ -10,7 +10,7 @@ import time
 import warnings
 
 import pytest
-import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 from sluiceway import _core
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import sluiceway as sw
-import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 from sluiceway import _core
 from sluiceway.store.drives import drive_path, drive_warnings, find_drives
 from small_store import BLOCK, CHUNK, CHUNKS, contents, flip, make_store, place_of_chunk

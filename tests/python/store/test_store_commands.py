@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401  The module carries no path to libtorch, which must be loaded before it.
+import torch  # noqa: F401  A module with CUDA finds its libraries where torch has loaded them.
 from conftest import assert_short_error
 from sluiceway import _core
 from sluiceway.commands import cli, store

@@ -16,6 +16,7 @@ from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.one_input import first_of_input
 from sluiceway.model.targets import CompressedWeight
 from sluiceway.optim.common.tier_limits import lane_threads, parameter_bytes, tier_limits
+from sluiceway.optim.subspace.learner import TorchLearner
 
 FUSED_CODEC = "block_random"
 """codec="auto" means this for fused linears: products of svd would cost what fusing saves."""
@@ -174,7 +175,7 @@ def engine_for(
         for w in weights
         for name, matrix in zip(w.names, w.matrices(w.parameter.detach()), strict=True)
     ]
-    return _core.SubspaceEngine(engine_options, specs)
+    return _core.SubspaceEngine(engine_options, specs, TorchLearner())
 
 
 def _refresh_keywords(refresh: RefreshSection | None) -> dict[str, Any]:

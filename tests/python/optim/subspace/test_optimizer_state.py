@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sluiceway as sw
 import torch
-from sluiceway import _core
+from sluiceway import _host_allocator
 from small_models import batch, make, same_bits, two_groups
 from torch.nn import functional
 from twins import LR, identity, train
@@ -221,10 +221,10 @@ def test_loading_a_state_holds_no_second_copy_of_it():
         tensors = [v for s in state["state"].values() for v in s.values() if torch.is_tensor(v)]
         whole = sum(tensor.nbytes for tensor in tensors)
         del tensors
-        _core.reset_host_peak()
-        before = _core.host_allocated_bytes()
+        _host_allocator.reset_peak()
+        before = _host_allocator.allocated_bytes()
         opt.load_state_dict(state)
-        more = _core.host_peak_bytes() - before
+        more = _host_allocator.peak_bytes() - before
     assert whole >= 12 * 2 * 4 * 256 * 256
     assert more < whole / 4
 

@@ -1,0 +1,296 @@
+#include "python/bindings/tensor.h"
+
+#include <ATen/dlpack.h>  // DLPack's own header, which torch's wheel brings.
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "python/bindings/gil.h"
+
+namespace sluiceway {
+namespace {
+
+// ---- Objects that are let go of without the GIL
+// --------------------------------------------------
+
+// A stack without a lock, since a process may fork while another thread is in here.
+class Released {
+ public:
+  void add(PyObject* object) {
+    auto* const top = new Entry{object, head_.load()};
+    while (!head_.compare_exchange_weak(top->below, top)) {
+    }
+    // A full queue of calls takes none; then the next end() ends it.
+    if (top->below == nullptr) Py_AddPendingCall(&Released::end_pending, nullptr);
+  }
+
+  void end() {
+    for (Entry* entry = head_.exchange(nullptr); entry != nullptr;) {
+      const std::unique_ptr<Entry> ended(entry);
+      entry = ended->below;
+      Py_DECREF(ended->object);
+    }
+  }
+
+  static Released& all() {
+    static Released one;
+    return one;
+  }
+
+ private:
+  struct Entry {
+    PyObject* object;
+    Entry* below;
+  };
+
+  static int end_pending(void*) {
+    all().end();
+    return 0;
+  }
+
+  std::atomic<Entry*> head_ = nullptr;
+};
+
+void let_go(PyObject* object) {
+  if (Py_IsInitialized() == 0) return;
+  if (PyGILState_Check() != 0) {
+    Py_DECREF(object);
+  } else {
+    Released::all().add(object);
+  }
+}
+
+// ---- torch
+// ---------------------------------------------------------------------------------------
+
+struct Torch {
+  PyObject* tensor = nullptr;  // The class.
+  const DLPackExchangeAPI* dlpack = nullptr;
+  std::array<PyObject*, 5> types{};  // By ElementType.
+};
+
+constexpr std::array kTypeNames{"float32", "float16", "bfloat16", "uint8", "int32"};
+constexpr std::array<std::uint32_t, 5> kTypeBits{32, 16, 16, 8, 32};
+
+// Its objects live as long as the process.
+Torch find_torch() {
+  const auto torch = py::module_::import("torch");
+  Torch found;
+  found.tensor = py::object(torch.attr("Tensor")).release().ptr();
+  for (std::size_t i = 0; i < kTypeNames.size(); ++i) {
+    found.types[i] = py::object(torch.attr(kTypeNames[i])).release().ptr();
+  }
+  const py::object capsule = py::getattr(found.tensor, "__dlpack_c_exchange_api__", py::none());
+  if (!capsule.is_none()) {
+    found.dlpack = static_cast<const DLPackExchangeAPI*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  }
+  if (found.dlpack == nullptr || found.dlpack->header.version.major != DLPACK_MAJOR_VERSION ||
+      found.dlpack->dltensor_from_py_object_no_sync == nullptr) {
+    PyErr_Clear();
+    throw Unavailable(concat("torch: ", std::string(py::str(torch.attr("__version__"))),
+                             " has no functions of DLPack 1 in C, expected torch 2.11 or newer"));
+  }
+  return found;
+}
+
+const Torch& torch() {
+  static const Torch found = find_torch();
+  return found;
+}
+
+ElementType type_of(const DLDataType& type) noexcept {
+  if (type.lanes != 1) return ElementType::kOther;
+  if (type.code == kDLFloat && type.bits == 32) return ElementType::kFloat32;
+  if (type.code == kDLFloat && type.bits == 16) return ElementType::kFloat16;
+  if (type.code == kDLBfloat && type.bits == 16) return ElementType::kBFloat16;
+  if (type.code == kDLUInt && type.bits == 8) return ElementType::kUInt8;
+  if (type.code == kDLInt && type.bits == 32) return ElementType::kInt32;
+  return ElementType::kOther;
+}
+
+DLDataType dlpack_type(ElementType type) noexcept {
+  const std::size_t i = static_cast<std::size_t>(type);
+  const DLDataTypeCode code = type == ElementType::kUInt8      ? kDLUInt
+                              : type == ElementType::kInt32    ? kDLInt
+                              : type == ElementType::kBFloat16 ? kDLBfloat
+                                                               : kDLFloat;
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(kTypeBits.at(i)), 1};
+}
+
+// What torch holds of a tensor that was made here.
+struct Made {
+  DLManagedTensorVersioned managed{};
+  std::vector<std::int64_t> dims;
+  std::shared_ptr<void> owner;
+};
+
+// `dims` are shape and strides.
+Tensor made_over(void* data, std::vector<std::int64_t> dims, ElementType type, DeviceId device,
+                 std::shared_ptr<void> owner) {
+  auto made = std::make_unique<Made>();
+  made->owner = std::move(owner);
+  made->dims = std::move(dims);
+  const std::size_t rank = made->dims.size() / 2;
+  DLManagedTensorVersioned& managed = made->managed;
+  managed.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  managed.manager_ctx = made.get();
+  managed.deleter = [](DLManagedTensorVersioned* self) {
+    delete static_cast<Made*>(self->manager_ctx);
+  };
+  managed.dl_tensor.data = data;
+  managed.dl_tensor.device =
+      device.is_host() ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.ordinal()};
+  managed.dl_tensor.ndim = static_cast<int>(rank);
+  managed.dl_tensor.dtype = dlpack_type(type);
+  managed.dl_tensor.shape = made->dims.data();
+  managed.dl_tensor.strides = made->dims.data() + rank;
+  void* object = nullptr;
+  if (torch().dlpack->managed_tensor_to_py_object_no_sync(&managed, &object) != 0) {
+    throw py::error_already_set();
+  }
+  static_cast<void>(made.release());  // torch has it now.
+  const auto owned = py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
+  Tensor result;
+  Tensor::load(owned, result);
+  return result;
+}
+
+}  // namespace
+
+Kept kept(py::handle object) { return {object.inc_ref().ptr(), &let_go}; }
+
+void end_released() { Released::all().end(); }
+
+ElementType element_type(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kF32:
+      return ElementType::kFloat32;
+    case DType::kF16:
+      return ElementType::kFloat16;
+    case DType::kBF16:
+      return ElementType::kBFloat16;
+  }
+  return ElementType::kOther;
+}
+
+bool Tensor::load(py::handle object, Tensor& into) {
+  const Torch& known = torch();
+  if (PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(known.tensor)) == 0) {
+    return false;
+  }
+  into.object_ = kept(object);
+  DLTensor view{};
+  if (known.dlpack->dltensor_from_py_object_no_sync(object.ptr(), &view) != 0) {
+    PyErr_Clear();
+    into.read_attributes();
+    return true;
+  }
+  into.has_elements_ = true;
+  into.data_ = static_cast<std::byte*>(view.data) + view.byte_offset;
+  const auto rank = static_cast<std::size_t>(view.ndim);
+  into.dims_.resize(2 * rank);
+  std::copy_n(view.shape, rank, into.dims_.begin());
+  std::copy_n(view.strides, rank, into.dims_.begin() + view.ndim);
+  into.type_ = type_of(view.dtype);
+  into.bits_ = std::uint32_t{view.dtype.bits} * view.dtype.lanes;
+  const DLDeviceType device = view.device.device_type;
+  into.on_host_ = device == kDLCPU || device == kDLCUDAHost;
+  into.cuda_ = device == kDLCUDA || device == kDLCUDAManaged ? view.device.device_id : -1;
+  return true;
+}
+
+void Tensor::read_attributes() {
+  const auto shape = object().attr("shape").cast<std::vector<std::int64_t>>();
+  has_elements_ = false;
+  data_ = nullptr;
+  cuda_ = -1;
+  on_host_ = object().attr("device").attr("type").cast<std::string>() == "cpu";
+  dims_ = shape;
+  dims_.resize(2 * shape.size(), 0);
+  type_ = ElementType::kOther;
+  bits_ = 0;
+  const py::object dtype = object().attr("dtype");
+  for (std::size_t i = 0; i < kTypeNames.size(); ++i) {
+    if (dtype.ptr() != torch().types[i]) continue;
+    type_ = static_cast<ElementType>(i);
+    bits_ = kTypeBits[i];
+  }
+}
+
+Kept Tensor::storage() const { return kept(object().attr("untyped_storage")()); }
+
+std::string Tensor::type_name() const {
+  const std::string name = py::str(object().attr("dtype"));
+  return name.substr(name.find('.') + 1);
+}
+
+std::string Tensor::device_name() const { return py::str(object().attr("device")); }
+
+std::int64_t Tensor::numel() const noexcept {
+  std::int64_t count = 1;
+  for (const std::int64_t size : shape()) count *= size;
+  return count;
+}
+
+std::uint64_t Tensor::nbytes() const noexcept {
+  return static_cast<std::uint64_t>(numel()) * bits_ / 8;
+}
+
+bool Tensor::is_contiguous() const noexcept {
+  if (!has_elements_) return false;
+  if (numel() == 0) return true;
+  std::int64_t expected = 1;
+  for (std::size_t i = rank(); i-- > 0;) {
+    if (size(i) != 1 && stride(i) != expected) return false;
+    expected *= size(i);
+  }
+  return true;
+}
+
+Tensor Tensor::call(const char* method) const {
+  Tensor result;
+  const py::object made = object().attr(method)();
+  load(made, result);
+  return result;
+}
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (const std::int64_t size : shape) text += concat(text.size() > 1 ? ", " : "", size);
+  return text + "]";
+}
+
+Tensor empty_tensor(std::span<const std::int64_t> shape, ElementType type) {
+  py::list sizes;
+  for (const std::int64_t size : shape) sizes.append(size);
+  const py::handle dtype = torch().types.at(static_cast<std::size_t>(type));
+  const py::object made = py::module_::import("torch").attr("empty")(
+      sizes, py::arg("dtype") = dtype, py::arg("device") = "cpu");
+  Tensor result;
+  Tensor::load(made, result);
+  return result;
+}
+
+Tensor tensor_over(void* data, std::span<const std::int64_t> shape, ElementType type,
+                   DeviceId device, std::shared_ptr<void> owner) {
+  std::vector<std::int64_t> dims(shape.begin(), shape.end());
+  dims.resize(2 * shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    dims[shape.size() + i] = stride;
+    stride *= shape[i];
+  }
+  return made_over(data, std::move(dims), type, device, std::move(owner));
+}
+
+Tensor tensor_over(const AnyMatrix& view, DeviceId device) {
+  return made_over(view.data, {view.rows, view.cols, view.stride, 1}, element_type(view.dtype),
+                   device, nullptr);
+}
+
+}  // namespace sluiceway
