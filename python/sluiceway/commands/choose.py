@@ -68,6 +68,8 @@ def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
         check_files(wanted.data)
     model = wanted.model.parent if wanted.model.name == CONFIG_FILE else wanted.model
     machine = target_machine(wanted.card, wanted.device, wanted.ram, wanted.disk)
+    if not sys.stderr.isatty():
+        print("sluiceway: planning every engine, which may take a minute", file=sys.stderr)
     found = find_choices(str(model), machine, wanted.tokens, _note)
     if as_json:
         print(json_text(_figures(str(model), machine, found)), flush=True)
@@ -103,7 +105,8 @@ def check_files(data: str) -> None:
 
 
 def _note(engine: str) -> None:
-    print(f"planning {engine}", file=sys.stderr)
+    if sys.stderr.isatty():
+        print(f"planning {engine}", file=sys.stderr)
 
 
 def _nothing_fits(found: Choices) -> str:

@@ -209,7 +209,7 @@ def test_the_build_makes_the_module_and_the_tests_of_the_label(sandbox):
     done = sandbox.run("build")
     assert done.returncode == 0, done.stderr
     targets = [line.partition("--target ")[2] for line in sandbox.asked if "--target" in line]
-    assert targets == ["bench_device _core", "kernels_wire_test"]
+    assert targets == ["bench_device _core _host_allocator", "kernels_wire_test"]
     assert sandbox.record("build")["pieces"]["resources"]["state"] == "passed"
     tests = (sandbox.root / "build/cuda/gpu_tests.txt").read_text()
     assert tests == "kernels_wire_test\ttests/wire\n"
