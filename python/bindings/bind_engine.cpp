@@ -93,11 +93,11 @@ HeldActivations make_activations(const GatedEngine& engine, const std::string& f
 void keep(Activations& activations, const Tensor& tensor, const StreamRef& compute,
           py::typing::List<int> ids) {
   check_on(compute, tensor, "activation");
-  SLUICEWAY_CHECK(tensor.has_elements(), "activation: is sparse, expected a dense tensor");
+  const void* const from = tensor.data();
   int id = 0;
   {
     const GilReleased unlocked;
-    id = activations.keep(tensor.data(), tensor.nbytes(), compute);
+    id = activations.keep(from, tensor.nbytes(), compute);
   }
   ids.append(id);
 }
@@ -120,8 +120,9 @@ py::dict take_use(Activations& activations) {
 
 void bring(Activations& activations, int id, const Tensor& into, const StreamRef& compute) {
   check_on(compute, into, "activation");
+  void* const to = into.data();
   const GilReleased unlocked;
-  activations.bring(id, into.data(), compute);
+  activations.bring(id, to, compute);
 }
 
 void bind_activations(py::module_& m) {

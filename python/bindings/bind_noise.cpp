@@ -32,6 +32,7 @@ std::vector<PendingUpdate> updates_of(const Pending& pending) {
 
 std::span<std::byte> bytes_of(const StreamRef& stream, const Tensor& tensor, const char* what) {
   check_on(stream, tensor, what);
+  SLUICEWAY_CHECK(tensor.has_elements(), what, ", a ", kNoElements);
   SLUICEWAY_CHECK(tensor.is_contiguous(), what, ": is not contiguous; call .contiguous()");
   return {static_cast<std::byte*>(tensor.data()), tensor.nbytes()};
 }

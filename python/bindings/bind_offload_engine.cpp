@@ -137,7 +137,6 @@ void add_gradient(OffloadEngine& engine, int tensor, const Tensor& gradient,
                   const StreamRef& compute) {
   const AnyMatrix g = matrix_view(gradient, "gradient");
   check_on(compute, gradient, "gradient");
-  end_released();  // Gradients that have left.
   const Kept storage = gradient.storage();
   const GilReleased unlocked;
   engine.add_gradient(tensor, g, storage, compute);

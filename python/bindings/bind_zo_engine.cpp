@@ -85,8 +85,11 @@ Tensor page_locked_copy(const Tensor& tensor, const StreamRef& compute) {
   static Budget& budget = *new Budget(Budget::unlimited());  // Tensors may outlive every static.
   const Tensor whole = tensor.call("detach");
   const ElementType type = element_type(dtype_of_tensor(whole, "a weight"));
-  const auto held = std::make_shared<Buffer>(budget, Tier::kPinned, compute.device(),
-                                             whole.nbytes(), "a weight", Fill::kNone);
+  const auto held = [&] {
+    const GilReleased unlocked;  // To lock pages takes long.
+    return std::make_shared<Buffer>(budget, Tier::kPinned, compute.device(), whole.nbytes(),
+                                    "a weight", Fill::kNone);
+  }();
   Tensor copy = tensor_over(held->data(), whole.shape(), type, DeviceId::host(), held);
   copy.object().attr("copy_")(py::reinterpret_borrow<py::object>(whole.object()));
   return copy;

@@ -13,6 +13,8 @@
 
 namespace sluiceway {
 
+void end_released();  // tensor.h
+
 // Calls `take`, which takes the GIL.
 template <typename Take>
 auto take_gil(Take take) {
@@ -28,6 +30,7 @@ class GilReleased {
   GilReleased() : state_(PyEval_SaveThread()) {}
   ~GilReleased() {
     take_gil([this] { PyEval_RestoreThread(state_); });
+    end_released();  // Lanes have let go of gradients meanwhile.
   }
   GilReleased(const GilReleased&) = delete;
   GilReleased& operator=(const GilReleased&) = delete;

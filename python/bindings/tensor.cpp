@@ -1,6 +1,7 @@
 #include "python/bindings/tensor.h"
 
 #include <ATen/dlpack.h>  // DLPack's own header, which torch's wheel brings.
+#include <pybind11/gil_safe_call_once.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -21,14 +22,20 @@ namespace {
 class Released {
  public:
   void add(PyObject* object) {
-    auto* const top = new Entry{object, head_.load()};
-    while (!head_.compare_exchange_weak(top->below, top)) {
-    }
+    auto* const top = new Entry{object, nullptr};
+    Entry* below = head_.load();
+    do {
+      top->below = below;
+    } while (!head_.compare_exchange_weak(below, top));
     // A full queue of calls takes none; then the next end() ends it.
-    if (top->below == nullptr) Py_AddPendingCall(&Released::end_pending, nullptr);
+    if (!is_due_.exchange(true) && Py_AddPendingCall(&Released::end_pending, nullptr) != 0) {
+      is_due_ = false;
+    }
   }
 
   void end() {
+    if (head_.load() == nullptr) return;
+    is_due_ = false;
     for (Entry* entry = head_.exchange(nullptr); entry != nullptr;) {
       const std::unique_ptr<Entry> ended(entry);
       entry = ended->below;
@@ -53,6 +60,7 @@ class Released {
   }
 
   std::atomic<Entry*> head_ = nullptr;
+  std::atomic<bool> is_due_ = false;  // The main thread has been asked.
 };
 
 void let_go(PyObject* object) {
@@ -99,8 +107,8 @@ Torch find_torch() {
 }
 
 const Torch& torch() {
-  static const Torch found = find_torch();
-  return found;
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Torch> found;
+  return found.call_once_and_store_result(find_torch).get_stored();
 }
 
 ElementType type_of(const DLDataType& type) noexcept {
@@ -190,8 +198,8 @@ bool Tensor::load(py::handle object, Tensor& into) {
     into.read_attributes();
     return true;
   }
-  into.has_elements_ = true;
-  into.data_ = static_cast<std::byte*>(view.data) + view.byte_offset;
+  into.data_ =
+      view.data == nullptr ? nullptr : static_cast<std::byte*>(view.data) + view.byte_offset;
   const auto rank = static_cast<std::size_t>(view.ndim);
   into.dims_.resize(2 * rank);
   std::copy_n(view.shape, rank, into.dims_.begin());
@@ -201,11 +209,19 @@ bool Tensor::load(py::handle object, Tensor& into) {
   const DLDeviceType device = view.device.device_type;
   into.on_host_ = device == kDLCPU || device == kDLCUDAHost;
   into.cuda_ = device == kDLCUDA || device == kDLCUDAManaged ? view.device.device_id : -1;
+  // Tensors of a fake mode have none.
+  into.has_elements_ = into.data_ != nullptr || into.numel() == 0;
   return true;
 }
 
 void Tensor::read_attributes() {
-  const auto shape = object().attr("shape").cast<std::vector<std::int64_t>>();
+  std::vector<std::int64_t> shape;
+  try {
+    shape = object().attr("shape").cast<std::vector<std::int64_t>>();
+  } catch (const std::exception&) {  // Nested tensors have none.
+    throw InvalidArgument(
+        concat("tensor: its shape is no list of numbers, expected a dense tensor"));
+  }
   has_elements_ = false;
   data_ = nullptr;
   cuda_ = -1;
@@ -220,6 +236,11 @@ void Tensor::read_attributes() {
     type_ = static_cast<ElementType>(i);
     bits_ = kTypeBits[i];
   }
+}
+
+void* Tensor::data() const {
+  if (has_elements_) return data_;
+  throw InvalidArgument(kNoElements);
 }
 
 Kept Tensor::storage() const { return kept(object().attr("untyped_storage")()); }
@@ -255,7 +276,7 @@ bool Tensor::is_contiguous() const noexcept {
 Tensor Tensor::call(const char* method) const {
   Tensor result;
   const py::object made = object().attr(method)();
-  load(made, result);
+  SLUICEWAY_CHECK(load(made, result), "tensor: its ", method, "() returned no tensor");
   return result;
 }
 

@@ -7,7 +7,9 @@
 //
 // Thread safety: with the GIL, but for what `Kept` says.
 // Cost:          about 0.3 microseconds an argument, 1 a result (`experiments/bench`).
-// Errors:        Unavailable: this torch has no such functions.
+// Errors:        Unavailable: this torch has no such functions. InvalidArgument: elements of a
+// tensor
+//                without.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -36,6 +38,11 @@ void end_released();  // Ends what other threads have let go of.
 enum class ElementType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kUInt8, kInt32, kOther };
 ElementType element_type(DType dtype) noexcept;
 
+inline constexpr const char* kNoElements =
+    "tensor: has no memory of its own, as sparse tensors and those inside torch.func; expected a "
+    "dense "
+    "one";
+
 class Tensor {
  public:
   Tensor() = default;
@@ -47,7 +54,7 @@ class Tensor {
   Kept storage() const;
 
   bool has_elements() const noexcept { return has_elements_; }
-  void* data() const noexcept { return data_; }
+  void* data() const;  // Throws InvalidArgument if it has no elements.
   ElementType type() const noexcept { return type_; }
   std::string type_name() const;    // "float32"
   std::string device_name() const;  // "cuda:0"

@@ -66,6 +66,7 @@ inline AnyMatrix matrix_view(const Tensor& tensor, const char* what) {
 // All elements of a contiguous f32 tensor.
 inline std::span<float> f32_span(const Tensor& tensor, const char* what) {
   device_of(tensor, what);
+  SLUICEWAY_CHECK(tensor.has_elements(), what, ", a ", kNoElements);
   SLUICEWAY_CHECK(tensor.type() == ElementType::kFloat32 && tensor.is_contiguous(), what, ": is ",
                   tensor.type_name(), ", expected contiguous float32");
   return {static_cast<float*>(tensor.data()), static_cast<std::size_t>(tensor.numel())};

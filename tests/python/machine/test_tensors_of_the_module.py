@@ -27,7 +27,8 @@ def test_the_module_loads_without_torch():
     ("out", "error", "words"),
     [
         (torch.zeros(3, device="meta"), sw.Unavailable, "out: is on meta"),
-        (torch.zeros(3).to_sparse(), sw.InvalidArgument, "expected contiguous float32"),
+        (torch.zeros(3).to_sparse(), sw.InvalidArgument, "out, a tensor: has no memory of its own"),
+        (torch.zeros(3).to_mkldnn(), sw.InvalidArgument, "out, a tensor: has no memory of its own"),
         (torch.zeros(3, dtype=torch.float64), sw.InvalidArgument, "out: is float64, expected"),
         (torch.zeros(3, dtype=torch.complex64), sw.InvalidArgument, "out: is complex64, expected"),
         (torch.zeros(6)[::2], sw.InvalidArgument, "expected contiguous float32"),
@@ -40,6 +41,14 @@ def test_the_module_loads_without_torch():
 def test_what_is_no_dense_f32_tensor_of_the_host_is_refused(out, error, words):
     with pytest.raises(error, match=words):
         _core.draw_noise(out, "rademacher", 1, 2, 3, 4)
+
+
+def test_a_checksum_of_what_has_no_memory_is_refused():
+    words = "tensor: has no memory of its own"
+    with pytest.raises(sw.InvalidArgument, match=words):
+        _core.bits_checksum(torch.zeros(3).to_mkldnn())
+    with pytest.raises(sw.InvalidArgument, match=words):
+        torch.func.vmap(_core.bits_checksum)(torch.zeros(2, 3))
 
 
 class Marked(torch.Tensor):

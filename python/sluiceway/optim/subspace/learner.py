@@ -20,10 +20,12 @@ Sources: LSP-Offload (docs/algorithm.md); Halko, Martinsson, Tropp, arXiv 0909.4
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,21 +36,61 @@ from torch.nn import functional
 _EXTRA_DIRECTIONS, _POWER_ITERATIONS = 8, 2
 
 
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Compute in f32, whatever surrounds the backward: hooks inherit its autocast.
+class _FullPrecision:
+    """Holds f32 products to full precision, if the user allows TF32 or bf16 for those of the model.
 
-    Factors of f32 products would be rounded to TF32 or bf16 if the user allows that for the model.
+    The setting is of the process, so the first learner that begins changes it, and the last one
+    that ends restores it.
     """
-    backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    # torch.get_float32_matmul_precision() raises where the user has set these newer options.
-    before = backend.matmul.fp32_precision
-    backend.matmul.fp32_precision = "ieee"
-    try:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+
+    def __init__(self, backend: Any) -> None:
+        self._backend, self._lock = backend, threading.Lock()
+        self._learners, self._before = 0, ""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it during a block."""
+        begun = False
+        try:
+            with self._lock:
+                begun = True
+                self._learners += 1
+                if self._learners == 1:
+                    self._begin()
             yield
-    finally:
-        backend.matmul.fp32_precision = before
+        finally:
+            with self._lock:
+                self._learners -= begun
+                if begun and self._learners == 0:
+                    self._end()
+
+    def _begin(self) -> None:
+        # torch.get_float32_matmul_precision() raises where the user has set these newer options.
+        allowed = self._backend.matmul.fp32_precision
+        if allowed in ("ieee", "none"):
+            return
+        inherited = allowed in (self._backend.fp32_precision, torch.backends.fp32_precision)
+        self._before = "none" if inherited else allowed
+        self._backend.matmul.fp32_precision = "ieee"
+
+    def _end(self) -> None:
+        if self._before:
+            self._backend.matmul.fp32_precision = self._before
+        self._before = ""
+
+
+_ON_GPU, _ON_HOST = _FullPrecision(torch.backends.cuda), _FullPrecision(torch.backends.mkldnn)
+
+
+@contextmanager
+def _in_f32(device: torch.device) -> Iterator[None]:
+    """Compute in f32 without a graph, whatever autocast a hook inherits from its backward."""
+    with (
+        (_ON_GPU if device.type == "cuda" else _ON_HOST).held(),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
 
 
 def _wait(device: torch.device) -> None:
@@ -77,7 +119,7 @@ def _well_conditioned(x: Tensor) -> Tensor:
 
     It is the unit lower triangle of an LU decomposition, which takes a third of a QR's time.
     """
-    lu, pivots = torch.linalg.lu_factor(x)
+    lu, pivots, _ = torch.linalg.lu_factor_ex(x)  # A gradient of low rank has pivots of 0.
     lower = lu.tril_(-1)
     lower.diagonal().fill_(1)
     empty = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -200,6 +242,11 @@ def _sum_of_rows(x: Tensor, row: Tensor, start: Tensor, weight: Tensor) -> Tenso
     )
 
 
+def _ratio(a: float, b: float) -> float:
+    """Divide as C does: a gradient whose squares are no f32 has a norm of 0."""
+    return a / b if b else math.copysign(math.inf, a) if a else math.nan
+
+
 def _inner_f64(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dtype=torch.float64)
 
@@ -273,10 +320,10 @@ class BiasObjective:
         ca, aa, pp, qq = torch.stack([_inner_f64(x, y) for x, y in pairs]).cpu().tolist()
         bias_norm = math.sqrt(max(ca - 2 * aa + self._grad_sq, 0.0))
         p_norm, q_norm, grad_norm = math.sqrt(pp), math.sqrt(qq), math.sqrt(self._grad_sq)
-        per_half_square = 1 / (bias_norm * grad_norm) if bias_norm else 0.0
+        per_half_square = _ratio(1, bias_norm * grad_norm) if bias_norm else 0.0
         for gradient, value, norm in ((dp, p_value, p_norm), (dq, q_value, q_norm)):
             gradient.mul_(per_half_square).add_(value, alpha=self._beta / norm if norm else 0.0)
-        bias = bias_norm / grad_norm
+        bias = _ratio(bias_norm, grad_norm)
         return Evaluation(bias, bias + self._beta * (p_norm + q_norm), dp, dq)
 
 
@@ -363,9 +410,10 @@ class TorchLearner:
     @torch.compiler.disable  # A compiled step must not compile this, too.
     def leading_directions(self, g: Tensor, p: Tensor | None, q: Tensor | None, seed: int) -> None:
         """Write orthonormal bases of the leading directions of `g` into `p`, `q` or both."""
-        with _full_precision(g.device):
-            counts = (0 if x is None else x.shape[1] for x in (p, q))
-            found = leading_directions(g.to(torch.float32, copy=True), *counts, seed)
+        with _in_f32(g.device):
+            left, right = (0 if x is None else x.shape[1] for x in (p, q))
+            # Positional arguments, which nothing holds but the function.
+            found = leading_directions(g.to(torch.float32, copy=True), left, right, seed)
             for into, basis in zip((p, q), found, strict=True):
                 if into is not None:
                     into.copy_(basis)
@@ -393,7 +441,7 @@ class TorchLearner:
         tuple
             Relative bias before and after, and steps done.
         """
-        with _full_precision(g.device):
+        with _in_f32(g.device):
             patterns = (SparsePattern(index.long(), cols) for index, _, cols in (p, q))
             outcome = learn_values(g.float(), *patterns, p[1], q[1], LearnOptions(**options))
             _wait(g.device)

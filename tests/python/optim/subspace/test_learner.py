@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from optim.subspace.test_learner_objective import dense_of, random_pattern
+from sluiceway import _host_allocator
+from sluiceway.machine.device_ops import HostOps
+from sluiceway.optim.subspace import learner
 from sluiceway.optim.subspace.learner import TorchLearner
 
 M, N = 96, 64
@@ -127,20 +132,75 @@ def test_odd_shapes_learn_too(case, rows, cols):
     assert bias_of(g, p, q) <= before
 
 
-@pytest.mark.parametrize("backend", [torch.backends.cuda, torch.backends.mkldnn])
-def test_learning_is_in_f32_whatever_the_user_allows(case, backend):
+def test_a_gradient_whose_squares_are_no_f32_leaves_the_values(case):
+    before = case.p[1].clone()
+    bias, _, steps = learn(case.g * 1e-24, case.p, case.q, max_steps=3)
+    assert not math.isfinite(bias)
+    assert steps == 0
+    assert torch.equal(case.p[1], before)
+
+
+# ---- Precision -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def precision():
+    """The setting of f32 products on the host; every level of it is as it was afterwards."""
+    levels = (torch.backends, torch.backends.mkldnn, torch.backends.mkldnn.matmul)
+    yield torch.backends.mkldnn.matmul
+    for level in levels:
+        level.fp32_precision = "none"
+
+
+def test_learning_is_in_f32_whatever_the_user_allows(case, precision):
     twins = copied(case.p), copied(case.q)
     learn(case.g, *twins, max_steps=5)
-    before = backend.matmul.fp32_precision
-    try:
-        backend.matmul.fp32_precision = "tf32"
-        with torch.autocast("cpu", dtype=torch.bfloat16), torch.enable_grad():
-            learn(case.g, case.p, case.q, max_steps=5)
-        assert backend.matmul.fp32_precision == "tf32"
-    finally:
-        backend.matmul.fp32_precision = before
+    precision.fp32_precision = "bf16"
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.enable_grad():
+        learn(case.g, case.p, case.q, max_steps=5)
+    assert precision.fp32_precision == "bf16"
     assert torch.equal(case.p[1], twins[0][1])
     assert not case.p[1].requires_grad
+
+
+def test_a_setting_that_is_inherited_stays_so(case, precision):
+    torch.backends.fp32_precision = "tf32"
+    assert precision.fp32_precision == "tf32"
+    learn(case.g, case.p, case.q, max_steps=1)
+    torch.backends.fp32_precision = "ieee"
+    assert precision.fp32_precision == "ieee"
+
+
+def test_the_last_of_several_learners_restores_the_setting(case, precision):
+    precision.fp32_precision = "bf16"
+    held = [learner._ON_HOST.held() for _ in range(3)]
+    seen = []
+    for block in held:
+        block.__enter__()
+        seen.append(precision.fp32_precision)
+    for block in held:
+        seen.append(precision.fp32_precision)
+        block.__exit__(None, None, None)
+    assert seen == ["ieee"] * 6
+    assert precision.fp32_precision == "bf16"
+
+
+def test_an_error_or_an_interrupt_restores_the_setting(case, precision, monkeypatch):
+    precision.fp32_precision = "bf16"
+    with pytest.raises(RuntimeError):
+        learn(case.g[:, :3], case.p, case.q)
+    assert precision.fp32_precision == "bf16"
+
+    begin = learner._FullPrecision._begin
+
+    def interrupted(self):
+        begin(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(learner._FullPrecision, "_begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learn(case.g, case.p, case.q)
+    assert precision.fp32_precision == "bf16"
 
 
 # ---- Leading directions --------------------------------------------------------------------------
@@ -200,3 +260,25 @@ def test_directions_are_written_into_rows_that_are_apart(case):
     TorchLearner().leading_directions(case.g.half(), room[:, :5], None, 1)
     assert room[:, :5].isfinite().all()
     assert room[:, 5:].isnan().all()
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_a_gradient_of_lower_rank_has_directions(case, rank):
+    g = torch.zeros(M, N)
+    g[5 : 5 + rank] = case.drawn(rank, N)
+    p, q = find(g, 12, 12)
+    for x in (p.double(), q.double()):
+        torch.testing.assert_close(x.t() @ x, torch.eye(12).double(), rtol=0, atol=1e-5)
+    assert energies(p, q, g)[0].item() == pytest.approx(g.double().norm().item() ** 2, rel=1e-5)
+
+
+def test_factors_of_16_bits_take_the_place_of_the_gradient(case, monkeypatch):
+    monkeypatch.setattr(learner, "_multiplies_bf16_faster", lambda: True)
+    HostOps().count_allocations()
+    g = case.drawn(2048, 1024)
+    _host_allocator.reset_peak()
+    before = _host_allocator.allocated_bytes()
+    p, _ = find(g, 1, 0)
+    more = _host_allocator.peak_bytes() - before
+    assert more < 6.2 * g.numel()  # The copy in f32 while it becomes one in bf16, and small things.
+    assert p.isfinite().all()
