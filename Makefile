@@ -275,6 +275,7 @@ check-flips: $(STAMPS)/install
 # torch and transformers that pip finds, and a torch between. Gigabytes to download.
 newest: TORCH := torch
 between: TORCH := torch==2.13.*
+newest between: export ARCHITECTURES := 80-real;90
 newest between: wheel $(STAMPS)/test-packages
 	$(PYTHON) -m venv build/$@/.venv
 	build/$@/.venv/bin/python -m pip install --quiet --upgrade '$(TORCH)' transformers \
