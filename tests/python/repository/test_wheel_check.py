@@ -22,8 +22,12 @@ def contents() -> dict[str, bytes]:
     """Paths and bytes of a wheel that is as it should be."""
     maps = Path("/proc/self/maps").read_text()
     (libhwy,) = set(re.findall(r"/\S+/libhwy[^/\s]*\.so\S*", maps))
+    core = Path(_core.__file__).read_bytes()
     return {
-        "sluiceway/_core.so": Path(_core.__file__).read_bytes(),
+        # In an installed wheel it asks for the library by the name that it has there.
+        "sluiceway/_core.so": core.replace(
+            Path(libhwy).name.encode(), b"libhwy.so.1".ljust(len(Path(libhwy).name), b"\0")
+        ),
         "sluiceway/_host_allocator.so": Path(_host_allocator.__file__).read_bytes(),
         "sluiceway/_core.pyi": b"",
         "sluiceway/_host_allocator.pyi": b"",
