@@ -9,11 +9,17 @@
 
 #include <unistd.h>
 
+#include <memory>
+
 #include "python/bindings/bindings.h"
 
 namespace sluiceway {
 
-void end_released();  // tensor.h
+// A Python object that is kept alive. Any thread may copy it and let go of it, without the GIL,
+// too: the object then ends as soon as the main thread runs Python code again.
+using Kept = std::shared_ptr<PyObject>;
+Kept kept(py::handle object);
+void end_released();  // Ends what other threads have let go of.
 
 // Calls `take`, which takes the GIL.
 template <typename Take>

@@ -6,91 +6,36 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <utility>
 
 #include "kernels/base/check.h"
-#include "python/bindings/gil.h"
 
 namespace sluiceway {
 namespace {
 
-// ---- Objects that are let go of without the GIL
-// --------------------------------------------------
-
-// A stack without a lock, since a process may fork while another thread is in here.
-class Released {
- public:
-  void add(PyObject* object) {
-    auto* const top = new Entry{object, nullptr};
-    Entry* below = head_.load();
-    do {
-      top->below = below;
-    } while (!head_.compare_exchange_weak(below, top));
-    // A full queue of calls takes none; then the next end() ends it.
-    if (!is_due_.exchange(true) && Py_AddPendingCall(&Released::end_pending, nullptr) != 0) {
-      is_due_ = false;
-    }
-  }
-
-  void end() {
-    if (head_.load() == nullptr) return;
-    is_due_ = false;
-    for (Entry* entry = head_.exchange(nullptr); entry != nullptr;) {
-      const std::unique_ptr<Entry> ended(entry);
-      entry = ended->below;
-      Py_DECREF(ended->object);
-    }
-  }
-
-  static Released& all() {
-    static Released one;
-    return one;
-  }
-
- private:
-  struct Entry {
-    PyObject* object;
-    Entry* below;
-  };
-
-  static int end_pending(void*) {
-    all().end();
-    return 0;
-  }
-
-  std::atomic<Entry*> head_ = nullptr;
-  std::atomic<bool> is_due_ = false;  // The main thread has been asked.
-};
-
-void let_go(PyObject* object) {
-  if (Py_IsInitialized() == 0) return;
-  if (PyGILState_Check() != 0) {
-    Py_DECREF(object);
-  } else {
-    Released::all().add(object);
-  }
-}
-
-// ---- torch
-// ---------------------------------------------------------------------------------------
-
 struct Torch {
   PyObject* tensor = nullptr;  // The class.
   const DLPackExchangeAPI* dlpack = nullptr;
-  std::array<PyObject*, 5> types{};  // By ElementType.
+  std::array<PyObject*, 5> types{};  // As kTypes.
 };
 
-constexpr std::array kTypeNames{"float32", "float16", "bfloat16", "uint8", "int32"};
-constexpr std::array<std::uint32_t, 5> kTypeBits{32, 16, 16, 8, 32};
+struct KnownType {
+  const char* name;
+  DLDataType type;
+};
+constexpr std::array<KnownType, 5> kTypes{{{"float32", {kDLFloat, 32, 1}},
+                                           {"float16", {kDLFloat, 16, 1}},
+                                           {"bfloat16", {kDLBfloat, 16, 1}},
+                                           {"uint8", {kDLUInt, 8, 1}},
+                                           {"int32", {kDLInt, 32, 1}}}};  // By ElementType.
 
 // Its objects live as long as the process.
 Torch find_torch() {
   const auto torch = py::module_::import("torch");
   Torch found;
   found.tensor = py::object(torch.attr("Tensor")).release().ptr();
-  for (std::size_t i = 0; i < kTypeNames.size(); ++i) {
-    found.types[i] = py::object(torch.attr(kTypeNames[i])).release().ptr();
+  for (std::size_t i = 0; i < kTypes.size(); ++i) {
+    found.types[i] = py::object(torch.attr(kTypes[i].name)).release().ptr();
   }
   const py::object capsule = py::getattr(found.tensor, "__dlpack_c_exchange_api__", py::none());
   if (!capsule.is_none()) {
@@ -112,22 +57,10 @@ const Torch& torch() {
 }
 
 ElementType type_of(const DLDataType& type) noexcept {
-  if (type.lanes != 1) return ElementType::kOther;
-  if (type.code == kDLFloat && type.bits == 32) return ElementType::kFloat32;
-  if (type.code == kDLFloat && type.bits == 16) return ElementType::kFloat16;
-  if (type.code == kDLBfloat && type.bits == 16) return ElementType::kBFloat16;
-  if (type.code == kDLUInt && type.bits == 8) return ElementType::kUInt8;
-  if (type.code == kDLInt && type.bits == 32) return ElementType::kInt32;
-  return ElementType::kOther;
-}
-
-DLDataType dlpack_type(ElementType type) noexcept {
-  const std::size_t i = static_cast<std::size_t>(type);
-  const DLDataTypeCode code = type == ElementType::kUInt8      ? kDLUInt
-                              : type == ElementType::kInt32    ? kDLInt
-                              : type == ElementType::kBFloat16 ? kDLBfloat
-                                                               : kDLFloat;
-  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(kTypeBits.at(i)), 1};
+  const auto* const found = std::ranges::find_if(kTypes, [&](const KnownType& known) {
+    return known.type.code == type.code && known.type.bits == type.bits && type.lanes == 1;
+  });
+  return static_cast<ElementType>(found - kTypes.begin());  // After the last one is kOther.
 }
 
 // What torch holds of a tensor that was made here.
@@ -154,7 +87,7 @@ Tensor made_over(void* data, std::vector<std::int64_t> dims, ElementType type, D
   managed.dl_tensor.device =
       device.is_host() ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.ordinal()};
   managed.dl_tensor.ndim = static_cast<int>(rank);
-  managed.dl_tensor.dtype = dlpack_type(type);
+  managed.dl_tensor.dtype = kTypes.at(static_cast<std::size_t>(type)).type;
   managed.dl_tensor.shape = made->dims.data();
   managed.dl_tensor.strides = made->dims.data() + rank;
   void* object = nullptr;
@@ -162,17 +95,10 @@ Tensor made_over(void* data, std::vector<std::int64_t> dims, ElementType type, D
     throw py::error_already_set();
   }
   static_cast<void>(made.release());  // torch has it now.
-  const auto owned = py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
-  Tensor result;
-  Tensor::load(owned, result);
-  return result;
+  return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)).cast<Tensor>();
 }
 
 }  // namespace
-
-Kept kept(py::handle object) { return {object.inc_ref().ptr(), &let_go}; }
-
-void end_released() { Released::all().end(); }
 
 ElementType element_type(DType dtype) noexcept {
   switch (dtype) {
@@ -191,6 +117,7 @@ bool Tensor::load(py::handle object, Tensor& into) {
   if (PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(known.tensor)) == 0) {
     return false;
   }
+  into = Tensor();
   into.object_ = kept(object);
   DLTensor view{};
   if (known.dlpack->dltensor_from_py_object_no_sync(object.ptr(), &view) != 0) {
@@ -219,22 +146,16 @@ void Tensor::read_attributes() {
   try {
     shape = object().attr("shape").cast<std::vector<std::int64_t>>();
   } catch (const std::exception&) {  // Nested tensors have none.
-    throw InvalidArgument(
-        concat("tensor: its shape is no list of numbers, expected a dense tensor"));
+    throw InvalidArgument("tensor: its shape is no list of numbers, expected a dense tensor");
   }
-  has_elements_ = false;
-  data_ = nullptr;
-  cuda_ = -1;
   on_host_ = object().attr("device").attr("type").cast<std::string>() == "cpu";
   dims_ = shape;
   dims_.resize(2 * shape.size(), 0);
-  type_ = ElementType::kOther;
-  bits_ = 0;
   const py::object dtype = object().attr("dtype");
-  for (std::size_t i = 0; i < kTypeNames.size(); ++i) {
+  for (std::size_t i = 0; i < kTypes.size(); ++i) {
     if (dtype.ptr() != torch().types[i]) continue;
     type_ = static_cast<ElementType>(i);
-    bits_ = kTypeBits[i];
+    bits_ = kTypes[i].type.bits;
   }
 }
 
@@ -290,11 +211,8 @@ Tensor empty_tensor(std::span<const std::int64_t> shape, ElementType type) {
   py::list sizes;
   for (const std::int64_t size : shape) sizes.append(size);
   const py::handle dtype = torch().types.at(static_cast<std::size_t>(type));
-  const py::object made = py::module_::import("torch").attr("empty")(
-      sizes, py::arg("dtype") = dtype, py::arg("device") = "cpu");
-  Tensor result;
-  Tensor::load(made, result);
-  return result;
+  const py::object empty = py::module_::import("torch").attr("empty");
+  return empty(sizes, py::arg("dtype") = dtype, py::arg("device") = "cpu").cast<Tensor>();
 }
 
 Tensor tensor_over(void* data, std::span<const std::int64_t> shape, ElementType type,

@@ -6,13 +6,10 @@
 // no elements.
 //
 // Thread safety: with the GIL, but for what `Kept` says.
-// Cost:          about 0.3 microseconds an argument, 1 a result (`experiments/bench`).
-// Errors:        Unavailable: this torch has no such functions. InvalidArgument: elements of a
-// tensor
-//                without.
+// Cost:          below a microsecond an argument.
+// Errors:        Unavailable: this torch has no such functions.
+//                InvalidArgument: the elements of a tensor that has none.
 #pragma once
-
-#include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <memory>
@@ -23,16 +20,9 @@
 #include "kernels/base/device_id.h"
 #include "kernels/base/dtype.h"
 #include "kernels/base/view.h"
+#include "python/bindings/gil.h"
 
 namespace sluiceway {
-
-namespace py = pybind11;
-
-// A Python object that is kept alive. Any thread may copy it and let go of it, without the GIL,
-// too: the object then ends as soon as the main thread runs Python code again.
-using Kept = std::shared_ptr<PyObject>;
-Kept kept(py::handle object);
-void end_released();  // Ends what other threads have let go of.
 
 // Types of elements that this module makes; others are only named.
 enum class ElementType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kUInt8, kInt32, kOther };
@@ -40,8 +30,7 @@ ElementType element_type(DType dtype) noexcept;
 
 inline constexpr const char* kNoElements =
     "tensor: has no memory of its own, as sparse tensors and those inside torch.func; expected a "
-    "dense "
-    "one";
+    "dense one";
 
 class Tensor {
  public:

@@ -211,15 +211,15 @@ def read_documents(
             ]
             continue
         for place, row in reading.rows(name):
-            try:
-                document = (
-                    Document(place, row) if isinstance(row, str) else _of(row, place, columns)
-                )
-            except _NothingToLearn as error:
-                silent.append(error)
-                continue
-            if not isinstance(row, str) and not columns:
-                unread |= _unread(row)
+            if isinstance(row, str):
+                document = Document(place, row)
+            else:
+                try:
+                    document = _of(row, place, columns)
+                except _NothingToLearn as error:
+                    silent.append(error)
+                    continue
+                unread |= set() if columns else _unread(row)
             corpus.documents.append(replace(document, source=name))
     corpus.files, corpus.replaced = reading.files, reading.replaced
     if not any(d.messages or d.text.strip() for d in corpus.documents):
