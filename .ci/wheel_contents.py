@@ -33,6 +33,8 @@ FILES = [
     "sluiceway/_core.pyi",
     "sluiceway/_host_allocator.pyi",
     "sluiceway/py.typed",
+    "sluiceway/configs/laptop_1b.yaml",
+    "sluiceway/configs/shapes/llama_7b/config.json",
     "dist-info/licenses/LICENSE",
     "dist-info/licenses/THIRD_PARTY.md",
 ]

@@ -216,6 +216,17 @@ def _text(model: Path, machine: TargetMachine, found: Choices) -> str:
     )
 
 
+def _budgets(way: Way, machine: TargetMachine) -> dict[str, int]:
+    """Return bytes by tier; where device and host share a memory, both together have no more."""
+    limits = {tier: getattr(way.config.budget, tier) for tier in ("device", "host", "pinned")}
+    if not machine.shares_memory:
+        return limits
+    device, host = way.tiers["device"], way.tiers["host"] + way.tiers["pinned"]
+    spare = max(0, machine.host_bytes - device - host) // 2
+    on_host = min(limits["host"], host + spare)
+    return {"device": device + spare, "host": on_host, "pinned": on_host}
+
+
 def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
     """Return the config of a way, without what is as by default."""
     train_on = DataSection(
@@ -240,10 +251,7 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
         },
         "train": train,
         "engine": {"kind": engine.kind} | engine.model_dump(mode="json", exclude_defaults=True),
-        "budget": {
-            tier: f"{getattr(config.budget, tier) >> 20}MiB"
-            for tier in ("device", "host", "pinned")
-        },
+        "budget": {tier: f"{size >> 20}MiB" for tier, size in _budgets(way, machine).items()},
     }
     if machine.folder is not None and getattr(engine, "tier", None) in ("disk", "auto"):
         name = Path(config.model.path).resolve().name

@@ -129,12 +129,16 @@ def _plan(
 
     For a CONFIG it predicts memory, traffic and step time of that run. It reads only the
     config.json of the model, and trains nothing but with --measure. If a budget of the config is
-    too small, the exit code is 3.
+    too small, the exit code is 3. configs/laptop_1b.yaml and configs/shapes/llama_7b come along,
+    with others of which docs/guide.md has a list.
 
     For a MODEL it plans every engine on this machine, or on the one that --card, --device, --ram
     and --disk describe. It prints each engine's fastest way that fits, and --write makes a config
     of the first. If nothing fits, the exit code is 3.
     """
+    from sluiceway.config.shipped import shipped
+
+    path = shipped(path)
     if not path.exists() and path.suffix not in (".yaml", ".yml", ".json"):
         raise IoError(
             f"plan: there is no {path}; name a config, or a folder with a model, which you get by: "
@@ -277,7 +281,7 @@ def _doctor(
 @_command(app, "bench")
 def _bench(
     what: o.Roof = None,
-    config: o.BenchConfig = Path("configs/quickstart.yaml"),
+    config: o.BenchConfig = None,
     settings: o.Settings = None,
     steps: o.BenchSteps = 8,
     path: o.BenchFolder = Path("."),
@@ -288,6 +292,8 @@ def _bench(
     from sluiceway.base.json_text import json_text
     from sluiceway.config.file import load_config
 
+    if what == "step" and config is None:
+        raise InvalidArgument("bench step: no run to measure; give --config CONFIG")
     checked = load_config(config, settings) if what == "step" else None
     with Interrupt() as interrupt:
         from sluiceway.commands.bench import Bench

@@ -306,7 +306,8 @@ Roof = Annotated[
     ),
 ]
 BenchConfig = Annotated[
-    Path, typer.Option(metavar="CONFIG", help="For step: the YAML file of the run to measure.")
+    Path | None,
+    typer.Option(metavar="CONFIG", help="For step: the YAML file of the run to measure."),
 ]
 BenchSteps = Annotated[
     int,

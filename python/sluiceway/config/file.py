@@ -21,6 +21,7 @@ from sluiceway.config.schema import (
     device_in_full,
 )
 from sluiceway.config.shape import context_of, shape_of, stored_dtype
+from sluiceway.config.shipped import is_shipped_name, shipped, shipped_configs
 from sluiceway.errors import InvalidArgument, IoError
 
 _LENGTHS = {("train", "steps"), ("train", "epochs")}
@@ -31,6 +32,8 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> Config:
     """Read `path`, apply overrides such as "train.lr=1e-3", and check the whole.
 
+    A path below `configs` that is not there is that of a config that comes with the package.
+
     Raises
     ------
     sluiceway.errors.IoError
@@ -40,7 +43,7 @@ def load_config(path: str | os.PathLike, overrides: list[str] | None = None) -> 
     sluiceway.errors.Unavailable
         The file has a value that this version does not support; the text names supported values.
     """
-    tree, lines = _read(Path(path))
+    tree, lines = _read(shipped(path))
     _rename(tree, lines, path)
     where = {keys: f"{path}:{line}" for keys, line in lines.items()}
     if overrides and "device" in tree:  # One of them may set what the short form has not.
@@ -82,7 +85,7 @@ def _with_defaults_of_model(tree: dict) -> dict:
     has_length = not isinstance(data, dict) or "sequence_length" in data
     if "dtype" in model and has_length:  # As in every config that is resolved.
         return tree
-    shape = shape_of(os.path.expanduser(model["path"]))
+    shape = shape_of(shipped(os.path.expanduser(model["path"])))
     if "dtype" not in model and (dtype := _STORED.get(stored_dtype(shape))):
         tree = {**tree, "model": {**model, "dtype": dtype}}
     context = context_of(shape)
@@ -102,9 +105,14 @@ def _read(path: Path) -> tuple[dict, dict[tuple, int]]:
             f"{path}: byte {error.start} is not UTF-8, expected a YAML text file"
         ) from None
     except OSError as error:
-        hint = ": is a folder, expected a YAML file" if error.errno == errno.EISDIR else ""
+        if error.errno == errno.EISDIR:
+            why = ": is a folder, expected a YAML file"
+        elif error.errno == errno.ENOENT and is_shipped_name(path):
+            why = f"; there is no such file, and these come along: {', '.join(shipped_configs())}"
+        else:
+            why = f", {error.strerror}"
         raise IoError(
-            f"{path}: cannot read the config{hint or ', ' + str(error.strerror)}",
+            f"{path}: cannot read the config{why}",
             error.errno,
             str(path),
         ) from None

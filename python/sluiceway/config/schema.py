@@ -31,6 +31,7 @@ from sluiceway.config.fields import (
 )
 from sluiceway.config.options import option
 from sluiceway.config.shared_options import NormMode, Order
+from sluiceway.config.shipped import shipped
 from sluiceway.config.values import Budget, Link, StoreOptions
 from sluiceway.errors import Unavailable
 
@@ -120,6 +121,10 @@ def device_in_full(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _model_folder(path: str) -> str:
+    return str(shipped(path))
+
+
 def _of_its_kind(value: Any) -> Any:
     """Turn plain keys into the section of the kind that they name."""
     if not isinstance(value, dict):
@@ -128,7 +133,11 @@ def _of_its_kind(value: Any) -> Any:
 
 
 class ModelSection(Section):
-    path: HomePath = option(..., "Folder of the model, as transformers writes it.")
+    path: Annotated[HomePath, AfterValidator(_model_folder)] = option(
+        ...,
+        "Folder of the model, as transformers writes it. `configs/shapes/llama_7b` and others come "
+        "along without weights, for plans.",
+    )
     dtype: Literal["fp32", "bf16", "fp16"] = option(
         "fp32",
         "Type of the weights in training. If this key is left out, it is that of the model's "

@@ -14,11 +14,13 @@ from sluiceway.base.sizes import parse_bytes
 from sluiceway.errors import InvalidArgument
 
 _REACHED = 0.5  # Share of the products' peak that plans assume of a whole step.
-# GB/s each way, of what PCIe's generation and lanes carry, about 3/4 of the rating.
-_PCIE = {"3x16": 12, "4x4": 6, "4x8": 12, "4x16": 24, "5x8": 24, "5x16": 48}
+# GB/s each way, of what PCIe's generation and lanes carry, about 3/4 of the rating, as of
+# NVLink-C2C. A copy within memory that device and host share reads and writes it.
+_LINKS = {"3x16": 12, "4x4": 6, "4x8": 12, "4x16": 24, "5x8": 24, "5x16": 48, "c2c": 337,
+          "shared": 100}  # fmt: skip
 # GB/s of memory that one pass over states reaches: about half of two channels of DDR5-4800 or
-# DDR5-5600, and of eight channels of DDR4-3200.
-_HOST_GBPS = {"laptop": 40, "desktop": 45, "server": 100}
+# DDR5-5600, of eight channels of DDR4-3200, and of the LPDDR5X of Grace and of a DGX Spark.
+_HOST_GBPS = {"laptop": 40, "desktop": 45, "server": 100, "grace": 250, "spark": 130}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Card:
     memory_gbps: float
     link_gbps: float
     host_gbps: float
+    shares_memory: bool = False  # Device and host have one memory.
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Drive:
     room_bytes: int
 
 
-def _card(name: str, gib: int, peak: float, gbps: float, pcie: str, machine: str) -> Card:
-    rates = (_REACHED * peak, gbps, _PCIE[pcie], _HOST_GBPS[machine])
-    return Card(name, gib << 30, *rates)
+def _card(name: str, gib: int, peak: float, gbps: float, link: str, machine: str) -> Card:
+    rates = (_REACHED * peak, gbps, _LINKS[link], _HOST_GBPS[machine])
+    return Card(name, gib << 30, *rates, shares_memory=link == "shared")
 
 
 _CARDS = {
@@ -81,6 +84,8 @@ _CARDS = {
         ("a100-80gb", 80, 312, 1935, "4x16", "server"),
         ("h100", 80, 989, 3350, "5x16", "server"),
         ("h200", 141, 989, 4800, "5x16", "server"),
+        ("gh200", 96, 989, 4000, "c2c", "grace"),
+        ("dgx-spark", 119, 62.5, 273, "shared", "spark"),  # 128 GB.
     )
 }
 # Reads and writes together: below half of the rating for reads alone, since both are mixed.

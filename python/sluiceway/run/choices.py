@@ -316,6 +316,8 @@ class _Search:
                 like = found = Prediction(config, self._rates(config), like)
                 if variant.get("tier") == "auto":  # Memory beside what is page-locked has states.
                     pinned = found.plan.tiers(found.rehearsal)["pinned"]
+                    if self._machine.shares_memory:
+                        pinned += found.plan.tiers(found.rehearsal)["device"]
                     room = max(0, self._machine.host_bytes - pinned)
                     config = self._config(group, variant, room)
                     found = Prediction(config, self._rates(config), like)
@@ -399,11 +401,16 @@ class _Search:
 
     def _short(self, tiers: dict[str, int]) -> str:
         machine = self._machine
-        needs = {
-            "device": (tiers["device"], machine.device_bytes),
-            "host memory": (tiers["host"] + tiers["pinned"], machine.host_bytes),
-            "disk": (tiers.get("disk", 0), machine.disk_bytes),
-        }
+        device, host = tiers["device"], tiers["host"] + tiers["pinned"]
+        needs = {"disk": (tiers.get("disk", 0), machine.disk_bytes)}
+        if machine.shares_memory:
+            needs = {"memory": (device + host, machine.host_bytes), **needs}
+        else:
+            needs = {
+                "device": (device, machine.device_bytes),
+                "host memory": (host, machine.host_bytes),
+                **needs,
+            }
         return "; ".join(
             f"{tier}: takes {format_bytes(needed)}, {format_bytes(limit)} are left"
             for tier, (needed, limit) in needs.items()

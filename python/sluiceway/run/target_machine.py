@@ -34,6 +34,8 @@ class TargetMachine:
         The name for `device.name` of a config that is planned: host, or cuda:0.
     device_bytes, host_bytes, disk_bytes : int
         What a run may take; host_bytes includes page-locked memory. No disk has 0 bytes.
+    shares_memory : bool
+        Device and host have one memory: device_bytes and host_bytes are the same bytes.
     drive_bytes : int
         Size of the drive, by which its rated writes go.
     folder : Path or None
@@ -52,6 +54,7 @@ class TargetMachine:
     folder: Path | None
     rates: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    shares_memory: bool = False
 
     @property
     def is_here(self) -> bool:
@@ -96,7 +99,11 @@ def _this_machine(ram: int | None, disk: str | None) -> TargetMachine:
     name = auto_device()
     memory = ram or total_bytes()
     host = _left_of(memory)
-    if name == "host":
+    shares = name != "host" and bool(torch.cuda.get_device_properties(name).is_integrated)
+    if shares:
+        first = f"{torch.cuda.get_device_name(name)}, {_shared(memory)}"
+        device = host = host - _CONTEXT_BYTES
+    elif name == "host":
         device, host = host // 2, host - host // 2
         first = f"this machine's processor, with {format_bytes(memory)} of memory"
         first += ", half of what is left for each of device and host"
@@ -107,15 +114,15 @@ def _this_machine(ram: int | None, disk: str | None) -> TargetMachine:
         first += f"{format_bytes(memory)} of memory"
         device = min(total - _CONTEXT_BYTES, device_limit(None, ops_on(card)))
     room, size, folder, rates, second = describe_disk("." if disk is None else disk)
-    lines = [f"machine: {first}; {second}", _left_line(device, host)]
-    return TargetMachine(name, device, host, room, size, folder, rates, lines)
+    lines = [f"machine: {first}; {second}", _left_line(device, host, shares)]
+    return TargetMachine(name, device, host, room, size, folder, rates, lines, shares)
 
 
 def _other_machine(
     card: Card, device: int | None, ram: int | None, disk: str | None, named: bool
 ) -> TargetMachine:
     total = device or card.memory_bytes
-    memory = ram or _MEMORY_ELSEWHERE
+    memory = ram or (total if card.shares_memory else _MEMORY_ELSEWHERE)
     room, size, folder, drive_rates, second = describe_disk(
         _DRIVE_ELSEWHERE if disk is None else disk
     )
@@ -132,14 +139,20 @@ def _other_machine(
         **drive_rates,
     }
     like = card.name if named else f"a card of {format_bytes(total)}, as fast as {card.name}"
-    assumed = "" if ram else " (assumed; --ram says how much)"
     usable, host = total - min(_CONTEXT_BYTES, total // 2), _left_of(memory)
+    if card.shares_memory:
+        usable = host = host - _CONTEXT_BYTES
+        has = _shared(memory)
+    else:
+        assumed = "" if ram else " (assumed; --ram says how much)"
+        has = f"{format_bytes(total)}, and {format_bytes(memory)} of memory{assumed}"
     lines = [
-        f"machine: {like}, {format_bytes(total)}, and {format_bytes(memory)} of memory{assumed}; "
-        f"{second}{'' if disk else ' (assumed; --disk says which)'}",
-        _left_line(usable, host),
+        f"machine: {like}, {has}; {second}{'' if disk else ' (assumed; --disk says which)'}",
+        _left_line(usable, host, card.shares_memory),
     ]
-    return TargetMachine("cuda:0", usable, host, room, size, folder, rates, lines)
+    return TargetMachine(
+        "cuda:0", usable, host, room, size, folder, rates, lines, card.shares_memory
+    )
 
 
 def describe_disk(text: str) -> tuple[int, int, Path | None, dict[str, Any], str]:
@@ -181,8 +194,14 @@ def _left_of(memory: int) -> int:
     return max(memory - _SYSTEM_BYTES, memory // 2)
 
 
-def _left_line(device: int, host: int) -> str:
-    return (
-        f"for the run: {format_bytes(device)} of the device and {format_bytes(host)} of host "
-        "memory; the rest is for the system, torch and CUDA"
+def _shared(memory: int) -> str:
+    return f"{format_bytes(memory)} of memory for device and host together"
+
+
+def _left_line(device: int, host: int, shares_memory: bool) -> str:
+    places = (
+        f"{format_bytes(device)} of memory"
+        if shares_memory
+        else f"{format_bytes(device)} of the device and {format_bytes(host)} of host memory"
     )
+    return f"for the run: {places}; the rest is for the system, torch and CUDA"

@@ -185,7 +185,7 @@ def test_step_of_native_alone_is_a_table_without_a_ratio(
     ("arguments", "words"),
     [
         (["speed"], ["'speed'"]),
-        (["step"], ["configs/quickstart.yaml: cannot read the config"]),
+        (["step"], ["no run to measure", "give --config CONFIG"]),
         (["step", "--config", "run.yaml"], ["model.path: m does not exist"]),
         (["step", "--config", "run.yaml", "--set", "train.stebs=1"], ["unknown key train.stebs"]),
         (["disk", "--path", "none"], ["none is not a folder"]),

@@ -12,6 +12,8 @@ from sluiceway.base import sizes
 from sluiceway.config.engines.subspace import SubspaceSection
 from sluiceway.config.file import check_config, load_config
 from sluiceway.config.schema import Config, TrainSection
+from sluiceway.config.shape import shape_of
+from sluiceway.config.shipped import shipped, shipped_configs
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
 SMALLEST = "model: {path: m}\ndata: {train: [pydoc]}\n"
@@ -22,6 +24,27 @@ def test_smallest_config_gets_every_default(load):
     assert config.engine == SubspaceSection()
     assert config.train == TrainSection()
     assert (config.model.dtype, config.model.autocast, config.trace) == ("fp32", None, True)
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_configs_of_the_package_are_found_in_any_folder(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(name)
+    if "quickstart" not in name:  # Their model is in the repository alone.
+        assert shape_of(config.model.path)["model_type"] in ("llama", "opt", "qwen2")
+
+
+def test_a_config_of_the_package_gives_way_to_a_file_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "configs/laptop_1b.yaml"
+    assert shipped(name).is_absolute()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / name).write_text(SMALLEST)
+    assert load_config(name).model.path == "m"
+    for other in ("configs/none.yaml", "laptop_1b.yaml", str(tmp_path / "configs/none")):
+        assert str(shipped(other)) == other
+    with pytest.raises(IoError, match=r"none.yaml: .* come along: .*configs/laptop_1b.yaml"):
+        load_config("configs/none.yaml")
 
 
 @pytest.mark.parametrize(

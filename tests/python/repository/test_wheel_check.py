@@ -32,6 +32,8 @@ def contents() -> dict[str, bytes]:
         "sluiceway/_core.pyi": b"",
         "sluiceway/_host_allocator.pyi": b"",
         "sluiceway/py.typed": b"",
+        "sluiceway/configs/laptop_1b.yaml": b"",
+        "sluiceway/configs/shapes/llama_7b/config.json": b"",
         "sluiceway.libs/libhwy.so.1": Path(libhwy).read_bytes(),
         f"{LICENSES}/LICENSE": (REPOSITORY / "LICENSE").read_bytes(),
         f"{LICENSES}/THIRD_PARTY.md": (REPOSITORY / "THIRD_PARTY.md").read_bytes(),
