@@ -34,7 +34,7 @@ PY_FILES  = $(shell git ls-files '*.py')
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # Builds and tests have as many jobs as there are cores, and some share a folder.
-.PHONY: demo test check soak bench lint format stubs wheel clean help build install ctest pytest \
+.PHONY: demo test check soak bench lint format stubs wheel release clean help build install ctest pytest \
   simt card newest between checks FORCE check-asan check-tsan check-eager-spill check-simt check-compat check-cuda check-wheel \
   check-bench check-flips check-loop
 
@@ -48,6 +48,7 @@ help:
 	@echo 'make format   clang-format, ruff: rewrite'
 	@echo 'make stubs    rewrite _core.pyi and codec_names.py, of the compiled module, and docs/configuration.md'
 	@echo 'make wheel    dist/*.whl, for cards and for machines without: installs beside torch, without a compiler'
+	@echo 'make release  VERSION=1.2.3: version, changelog, sources, wheels, what is compiled in, below dist/'
 	@echo 'make clean    remove build/ and dist/ (packages and .venv stay)'
 
 # ---- What the machine must have ------------------------------------------------------------------
@@ -173,12 +174,20 @@ stubs: $(STAMPS)/install
 
 # Debian has no static libhwy, so the wheel takes the shared one along; libc10 and the libraries
 # of CUDA that torch loads are the user's.
+WHEEL_PY := $(PY)
+SOURCES  := .
+DIST     := dist
 wheel: $(STAMPS)/packages $(STAMPS)/requirements $(CARDS)
-	rm -rf build/wheel dist/sluiceway-*.whl
-	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps $(call pip_options,$(CARDS)) \
-	  --config-settings=build-dir=build/wheel-objects --wheel-dir build/wheel .
+	rm -rf build/wheel $(DIST)/sluiceway-*.whl
+	$(WHEEL_PY) -m pip wheel --quiet --no-build-isolation --no-deps $(call pip_options,$(CARDS)) \
+	  --config-settings=build-dir=$(CURDIR)/build/wheel-objects/{wheel_tag} --wheel-dir build/wheel \
+	  $(SOURCES)
 	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --exclude 'libtorch*' \
-	  --exclude 'libc10*' --exclude 'libcu*' --wheel-dir dist build/wheel/*.whl
+	  --exclude 'libc10*' --exclude 'libcu*' --wheel-dir $(DIST) build/wheel/*.whl
+
+# VERSION=1.2.3: sources, a wheel for each Python that is here, and what is compiled in, below dist/.
+release: $(STAMPS)/packages $(STAMPS)/requirements
+	$(PY) .ci/release.py $(VERSION)
 
 demo: $(STAMPS)/install
 	$(PY) -m experiments.quickstart.demo
