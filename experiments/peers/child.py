@@ -147,10 +147,10 @@ def figures(events: list[dict], steps: int, warmup: int) -> dict:
 
 
 def undisturbed(side: str, size: str, steps: int, folder: Path, packages: Path, tuning: dict,
-                warmup: int = 2) -> dict:  # fmt: skip
+                *options: str, warmup: int = 2) -> dict:  # fmt: skip
     """Run a side to its end in an empty folder, remove the folder, and return the figures."""
     shutil.rmtree(folder, ignore_errors=True)
-    child = Child(side, size, steps, folder, packages, tuning, "--warmup", str(warmup))
+    child = Child(side, size, steps, folder, packages, tuning, "--warmup", str(warmup), *options)
     status = child.finish()
     shutil.rmtree(folder, ignore_errors=True)
     if status:

@@ -1,4 +1,4 @@
-"""Train with torch's AdamW over masters in memory, or without any optimizer."""
+"""Train with torch alone: AdamW over masters in memory, FSDP2, or no optimizer at all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from experiments.peers.theirs import one_rank
 from experiments.peers.trained import ADAM, weights_hash
 
 
@@ -64,3 +65,36 @@ class Native(Forgotten):
                 weight.copy_(master)
                 master.grad = None
         return loss
+
+
+class Sharded(Forgotten):
+    """FSDP2 with CPU offload on one rank of gloo: fp32 weights, which blocks gather as bf16."""
+
+    def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
+        from torch.distributed import init_process_group
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        one_rank()
+        init_process_group("gloo")
+        options = {
+            "mesh": init_device_mesh("cpu", (1,)),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+            "offload_policy": CPUOffloadPolicy(pin_memory=False),
+        }
+        self._model = model.float()
+        for block in model.model.layers:
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        self._optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAM)
+
+    def step(self, tokens: torch.Tensor) -> float:
+        """Take one step."""
+        loss = super().step(tokens)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss
+
+    def weights_hash(self) -> str:
+        """Hash the trained weights."""
+        return weights_hash(weight.to_local() for weight in self._model.parameters())

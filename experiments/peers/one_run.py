@@ -24,6 +24,7 @@ from experiments.peers.trained import SIZES, batch, build_model
 SIDES = {
     "ours": ("ours", "Ours", ("sluiceway",)),
     "theirs": ("theirs", "Theirs", ("deepspeed",)),
+    "fsdp2": ("native", "Sharded", ("torch.distributed.fsdp",)),
     "native": ("native", "Native", ()),
     "none": ("native", "Forgotten", ()),
 }
@@ -63,16 +64,19 @@ def run(args: argparse.Namespace, out: TextIO) -> None:
     torch.set_num_threads(args.threads)
     module, name, early = SIDES[args.side]
     if args.side == "theirs":
-        os.environ.update(importlib.import_module("theirs").ENVIRONMENT)
+        os.environ.update(importlib.import_module("experiments.peers.theirs").ENVIRONMENT)
     for library in (*early, "torch.optim", "torch._dynamo"):
         importlib.import_module(library)
     model = build_model(args.size)
+    if args.recompute:
+        model.train().gradient_checkpointing_enable()
     parameters = sum(p.numel() for p in model.parameters())
     batch(0)
     forget_peak()
     before = memory()
     made = time.monotonic()
-    side = getattr(importlib.import_module(module), name)(model, args.folder, args.tuning)
+    made_by = importlib.import_module(f"experiments.peers.{module}")
+    side = getattr(made_by, name)(model, args.folder, args.tuning)
     start = side.resume() if args.resume else 0
     seconds = time.monotonic() - made
     _tell(out, "ready", parameters=parameters, start=start, before=before["resident"],
@@ -93,6 +97,7 @@ def main() -> None:
     parser.add_argument("--tuning", type=json.loads, default={}, help="JSON settings of the side")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--recompute", action="store_true", help="recompute each block")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

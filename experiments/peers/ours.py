@@ -1,4 +1,4 @@
-"""OffloadAdamW with states on disk."""
+"""OffloadAdamW with states, and weights where asked, on disk or in host memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from experiments.peers.trained import ADAM, weights_hash
 
 
 class Ours:
-    """Bf16 weights in memory; fp32 masters and moments, and gradients on their way, in a store."""
+    """Bf16 weights; masters, moments, and gradients on their way, in a store.
+
+    `tuning` has options of `OffloadAdamW`, and `pinned`, the bytes of its ring. The tier is disk
+    if none is given.
+    """
 
     def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
         self._model = model
-        pinned = tuning.get("pinned")
-        more = {key: value for key, value in tuning.items() if key != "pinned"}
-        if pinned:
-            more["budget"] = sw.Budget(pinned=pinned)
-        self._optimizer = sw.OffloadAdamW(model, **ADAM, tier="disk", path=folder / "store", **more)
+        options = {"tier": "disk", **tuning}
+        if pinned := options.pop("pinned", None):
+            options["budget"] = sw.Budget(pinned=pinned)
+        if options["tier"] == "disk":
+            options["path"] = folder / "store"
+        self._optimizer = sw.OffloadAdamW(model, **ADAM, **options)
 
     def resume(self) -> int:
         """Resume from the last step of the store."""
@@ -46,5 +51,5 @@ class Ours:
         return self._optimizer.stats()["peak_bytes"]["pinned"]
 
     def weights_hash(self) -> str:
-        """Hash the trained weights."""
+        """Hash the trained weights; those that are streamed are read one after the other."""
         return weights_hash(self._model.parameters())

@@ -1,4 +1,4 @@
-"""Compare DeepSpeed's ZeRO-3 with states on NVMe and OffloadAdamW on disk.
+"""Compare DeepSpeed's ZeRO-3 and torch's FSDP2 with OffloadAdamW.
 
     python -m experiments.peers.run FOLDER                        # all stages
     python -m experiments.peers.run FOLDER --stages compare --sizes 25M --rounds 1
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from experiments.harness import REPOSITORY, provenance
 from experiments.peers.child import ENVIRONMENT, undisturbed
-from experiments.peers.sides import COMPARED, TUNED
+from experiments.peers.sides import COMPARED, STREAMED, TUNED
 
 RESULTS = Path(__file__).with_name("results.json")
 README = Path(__file__).with_name("README" + ".md")
@@ -57,20 +57,32 @@ def tune(args: argparse.Namespace) -> dict:
     return {"rows": rows}
 
 
-def compare(args: argparse.Namespace) -> dict:
+def _in_turns(args: argparse.Namespace, sides: list[tuple], *options: str) -> dict:
     """Measure every side at every size, in turns."""
     rows = []
     for round_ in range(args.rounds):
         for size in args.sizes:
-            for side, name, tuning in COMPARED:
-                row = undisturbed(side, size, args.steps, args.folder / "run", args.theirs, tuning)
+            for side, name, tuning in sides:
+                row = undisturbed(
+                    side, size, args.steps, args.folder / "run", args.theirs, tuning, *options
+                )
                 load = os.getloadavg()[0]
                 rows.append({"side": side, "name": name, "tuning": tuning, "size": size,
                              "load": load, **row})  # fmt: skip
-                print(f"compare {round_ + 1}/{args.rounds} {size} {name}: {row['seconds']:.3f} s, "
+                print(f"{round_ + 1}/{args.rounds} {size} {name}: {row['seconds']:.3f} s, "
                       f"{row['peak_bytes'] / 2**20:.0f} MiB, {row['read']:.2f} + "
                       f"{row['written']:.2f} B/p", flush=True)  # fmt: skip
     return {"steps": args.steps, "rows": rows}
+
+
+def compare(args: argparse.Namespace) -> dict:
+    """Measure sides whose weights stay in memory."""
+    return _in_turns(args, COMPARED)
+
+
+def streamed(args: argparse.Namespace) -> dict:
+    """Measure sides whose weights are elsewhere between their uses."""
+    return _in_turns(args, STREAMED, "--recompute")
 
 
 def kills(args: argparse.Namespace) -> dict:
@@ -87,7 +99,13 @@ def refused(args: argparse.Namespace) -> dict:
     return on_a_full_disk(args.folder, args.theirs)
 
 
-STAGES = {"tune": tune, "compare": compare, "kills": kills, "refused": refused}
+STAGES = {
+    "tune": tune,
+    "compare": compare,
+    "streamed": streamed,
+    "kills": kills,
+    "refused": refused,
+}
 
 
 def main() -> None:

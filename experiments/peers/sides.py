@@ -47,3 +47,26 @@ COMPARED = [
     ("theirs", "DeepSpeed ZeRO-3, NVMe", THEIRS),
     ("theirs", "DeepSpeed ZeRO-3, NVMe, as it comes", {}),
 ]
+
+# Weights, too, are elsewhere between their uses. All sides recompute each block. DeepSpeed's own
+# settings keep weights of up to 10^9 elements on the device, and take 5 buffers of 10^8.
+_FEW_LIVE = {
+    **_SMALL_BUCKETS,
+    "stage3_max_live_parameters": 16_000_000,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 4_000_000,
+}
+_WEIGHT_BUFFERS = {"device": "nvme", "buffer_size": 4_000_000, "max_in_cpu": 0}
+STREAMED = [
+    ("none", "forward and backward alone", {}),
+    ("native", "AdamW of torch, in memory", {}),
+    ("ours", "Sluiceway, disk", {**OURS, "weights": "streamed"}),
+    ("ours", "Sluiceway, disk, 8-bit states",
+     {**OURS, "weights": "streamed", "state_codec": "8bit"}),
+    ("ours", "Sluiceway, host memory", {"tier": "host", "weights": "streamed"}),
+    ("theirs", "DeepSpeed ZeRO-3, NVMe", {"zero": _FEW_LIVE, "weights": _WEIGHT_BUFFERS}),
+    ("theirs", "DeepSpeed ZeRO-3, NVMe, as it comes", {"weights": {"device": "nvme"}}),
+    ("theirs", "DeepSpeed ZeRO-3, host memory",
+     {"zero": _FEW_LIVE, "states": "cpu", "weights": {"device": "cpu"}}),
+    ("fsdp2", "torch FSDP2, CPU offload", {}),
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Train with DeepSpeed's ZeRO-3, states on NVMe, one rank on its CPU accelerator."""
+"""Train with DeepSpeed's ZeRO-3, one rank on its CPU accelerator."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ ENVIRONMENT = {
 }
 
 
-def _free_port() -> str:
+def one_rank() -> None:
+    """Set the environment of a process group of one rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+        os.environ.update(ENVIRONMENT, MASTER_PORT=str(probe.getsockname()[1]))
 
 
 def configuration(folder: Path, tuning: dict) -> dict:
@@ -38,14 +39,17 @@ def configuration(folder: Path, tuning: dict) -> dict:
         Folder for states and gradients.
     tuning : dict
         Sections `zero` and `aio`, `buffer_count`, and `pipeline`; DeepSpeed chooses what is
-        missing.
+        missing. `states` is the device that states are offloaded to, nvme or cpu; `weights` is
+        the section for weights, which stay if there is none.
     """
-    offload = {"device": "nvme", "nvme_path": str(folder), "pin_memory": True}
+    offload = {"device": tuning.get("states", "nvme"), "nvme_path": str(folder), "pin_memory": True}
     if "buffer_count" in tuning:
         offload["buffer_count"] = tuning["buffer_count"]
     if tuning.get("pipeline"):
         offload |= {"pipeline_read": True, "pipeline_write": True}
     zero = {"stage": 3, "offload_optimizer": offload}
+    if "weights" in tuning:
+        zero["offload_param"] = {"nvme_path": str(folder), "pin_memory": True, **tuning["weights"]}
     zero |= tuning.get("zero", {})
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -62,7 +66,7 @@ class Theirs:
     """Bf16 weights in memory; fp32 masters, moments and gradients in files."""
 
     def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
-        os.environ.update(ENVIRONMENT, MASTER_PORT=_free_port())
+        one_rank()
         import deepspeed
 
         self._deepspeed = deepspeed
@@ -97,8 +101,9 @@ class Theirs:
 
     def buffer_bytes(self) -> int:
         """Return the bytes of page-locked buffers that states pass through."""
-        pool = self._engine.optimizer.optimizer_swapper.swap_buffer_manager
-        return sum(buffer.nbytes for buffer in pool.all_buffers)
+        swapper = self._engine.optimizer.optimizer_swapper
+        pool = swapper.swap_buffer_manager.all_buffers if swapper else ()
+        return sum(buffer.nbytes for buffer in pool)
 
     def weights_hash(self) -> str:
         """Hash the trained weights."""
