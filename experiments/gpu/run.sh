@@ -229,7 +229,7 @@ part_fidelity() {
     --seconds "$(seconds_left)"
 }
 
-# Half the steps of `make demo`, so that all runs fit; one at a time, since steps are timed.
+# Half the config's steps, so that all runs fit; one at a time, since steps are timed.
 part_engines() {
   local offload=configs/quickstart_offload_disk.yaml zo=configs/quickstart_zo.yaml
   has_torch || { say "engines: $python has no torch"; return 1; }

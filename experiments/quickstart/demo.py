@@ -236,7 +236,7 @@ def run_all(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     console.rule("this machine")
     link = choose_link(args.config, args.link_gbps, device="auto")
     console.print(rates_line(link))
-    more = {"train.steps": args.steps} if args.steps else {}
+    more = {"train.steps": args.steps, "train.eval_every": args.steps}
     ways = ways_on(link["device"], link["gbps"])
     placed = {name: (args.out / folder, {**own, **more}) for name, (folder, own) in ways.items()}
     console.rule(f"{len(ways)} runs, {TURN_STEPS} steps of each in turn")
@@ -266,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/demo")
-    parser.add_argument("--steps", type=int, help="replaces the config's steps")
+    parser.add_argument("--steps", type=int, default=75, help="steps of each run")
     parser.add_argument("--link-gbps", type=float, help="replaces the derived link rate")
     parser.add_argument("--show", action="store_true", help="table and picture of finished runs")
     args = parser.parse_args()

@@ -28,7 +28,7 @@ from sluiceway.run.run_folder import RunFolder
 from experiments.harness import REPOSITORY
 from experiments.quickstart.run_folder import as_override, clear
 
-TURN_STEPS = 5  # Divides the 60 steps between two evaluations of the quickstart.
+TURN_STEPS = 5  # Divides the steps of the demo, and the 60 between two evaluations of the config.
 # Runs are forked from a process that has imported these and has not touched a card.
 IMPORTED_ONCE = ["sluiceway.run.run", "transformers.models.llama.modeling_llama"]
 
