@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sluiceway.commands.choose import _budgets
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.machine.catalogue import card_of, card_with, drive_of
 from sluiceway.run.choices import find_choices
@@ -153,6 +154,33 @@ def test_another_machine_is_never_timed_here(monkeypatch, tmp_path):
     assert "assumed" in other.lines[0]
     with pytest.raises(IoError, match="gen4:2TB"):
         target_machine("rtx4090", None, None, str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("gib", [0.75, 1.25, 2, 4])
+def test_device_and_host_of_one_memory_take_no_more_than_it_together(shape, gib):
+    room = int(gib * GIB)
+    shared = TargetMachine("cuda:0", room, room, 8 * GIB, 8 * GIB, None, RATES, [], True)
+    found = find_choices(str(shape), shared, TOKENS)
+    for way in found.ways:
+        in_memory = way.tiers["device"] + way.tiers["host"] + way.tiers["pinned"]
+        assert (in_memory > room) == way.short.startswith("memory: takes"), way.name
+        if not way.short:
+            budgets = _budgets(way, shared)
+            assert budgets["device"] >= way.tiers["device"]
+            assert budgets["device"] + budgets["host"] <= room
+    apart = find_choices(str(shape), machine(room, room, 8 * GIB), TOKENS)
+    fits, fits_apart = ({way.name for way in each.ways if not way.short} for each in (found, apart))
+    assert fits <= fits_apart
+    assert fits
+
+
+def test_a_spark_has_one_memory_for_device_and_host():
+    spark = target_machine("DGX Spark", None, None, "none")
+    assert spark.shares_memory
+    assert spark.device_bytes == spark.host_bytes == 113 * GIB
+    assert "119 GiB of memory for device and host together" in spark.lines[0]
+    assert "for the run: 113 GiB of memory;" in spark.lines[1]
+    assert not target_machine("gh200", None, 480 * GIB, "none").shares_memory
 
 
 def test_plan_of_a_model_prints_figures_and_writes_a_config_that_trains(
