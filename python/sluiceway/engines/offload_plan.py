@@ -59,6 +59,7 @@ class OffloadPlan(DevicePlan):
         self._fetch = fetch_footprint([*weights, *frozen], blocks, elements, engine.state_codec)
         self._sizes = [w.parameter.numel() for w in weights]
         self._elements = sum(self._sizes)
+        self._trained_bytes = sum(w.parameter.nbytes for w in weights)
         self._weight_bytes = sum(w.parameter.nbytes for w in weights if not w.away)
         placement = placement or choose_placement(config, of_plan=True)
         autocast = placement.autocast_dtype
@@ -168,7 +169,9 @@ class OffloadPlan(DevicePlan):
     def tiers(self, rehearsal: Rehearsal) -> dict[str, int]:
         """Add the ring, cores, rounding buffers and the store to the peak of a rehearsal."""
         store = self._footprint["store_bytes" if self._on_disk else "overflow_bytes"]
-        waiting = min(_WAITING_BYTES, self._whole_bytes)
+        # Until they leave, gradients have the type of their weights.
+        whole = (self._elements - self._footprint["core_elems"]) / self._elements
+        waiting = min(_WAITING_BYTES, int(whole * self._trained_bytes))
         away = self._tiers_of_inputs()
         tiers = {
             "device": self._peak_of(rehearsal)
