@@ -266,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=REPOSITORY / "configs/quickstart.yaml")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs/demo")
-    parser.add_argument("--steps", type=int, default=75, help="steps of each run")
+    parser.add_argument("--steps", type=int, default=60, help="steps of each run")
     parser.add_argument("--link-gbps", type=float, help="replaces the derived link rate")
     parser.add_argument("--show", action="store_true", help="table and picture of finished runs")
     args = parser.parse_args()
