@@ -101,6 +101,34 @@ def compared(stage: dict) -> str:
     return markdown(head, cells)
 
 
+def streamed(stage: dict) -> str:
+    """Tabulate sides whose weights are elsewhere between their uses, by side and size."""
+    head = ["weights streamed", "parameters", "s a step", "of AdamW in memory",
+            "read + written, B/p", "page-locked, MiB", "whole peak of steps, MiB",
+            "loss of the last step"]  # fmt: skip
+    native = {
+        rows[0]["size"]: statistics.median(row["seconds"] for row in rows)
+        for rows in _groups(stage["rows"], "size", "side")
+        if rows[0]["side"] == "native"
+    }
+    return markdown(
+        head,
+        (
+            [
+                rows[0]["name"],
+                _million(rows[0]),
+                spread((row["seconds"] for row in rows), 2),
+                f"{statistics.median(r['seconds'] for r in rows) / native[rows[0]['size']]:.2f}",
+                f"{rows[0]['read']:.2f} + {rows[0]['written']:.2f}",
+                f"{rows[0]['locked_bytes'] / MIB:.0f}",
+                spread(((r["start_bytes"] + r["steady_peak_bytes"]) / MIB for r in rows), 0),
+                f"{rows[0]['losses'][-1]:.4f}",
+            ]
+            for rows in _groups(stage["rows"], "size", "name")
+        ),
+    )
+
+
 def tuning(stage: dict) -> str:
     """Table of the settings that were tried."""
     head = ["", "tried", "s a step", "host peak over the start, MiB", "buffers, MiB"]
@@ -186,7 +214,7 @@ def refused(stage: dict) -> str:
 def tables(results: dict) -> dict[str, str]:
     """Return every table that has results, by name."""
     made = {"memory": ("compare", memory), "compared": ("compare", compared),
-            "tuning": ("tune", tuning), "kills": ("kills", kills),
+            "streamed": ("streamed", streamed), "tuning": ("tune", tuning), "kills": ("kills", kills),
             "refused": ("refused", refused)}  # fmt: skip
     return {name: table(results[of]) for name, (of, table) in made.items() if of in results}
 
