@@ -214,8 +214,8 @@ def refused(stage: dict) -> str:
 def tables(results: dict) -> dict[str, str]:
     """Return every table that has results, by name."""
     made = {"memory": ("compare", memory), "compared": ("compare", compared),
-            "streamed": ("streamed", streamed), "tuning": ("tune", tuning), "kills": ("kills", kills),
-            "refused": ("refused", refused)}  # fmt: skip
+            "streamed": ("streamed", streamed), "tuning": ("tune", tuning),
+            "kills": ("kills", kills), "refused": ("refused", refused)}  # fmt: skip
     return {name: table(results[of]) for name, (of, table) in made.items() if of in results}
 
 

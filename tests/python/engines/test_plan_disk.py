@@ -68,6 +68,20 @@ def test_weights_that_are_fetched_share_the_paced_drive_with_states(plan):
     assert traffic <= found["seconds_per_step"] < 1.1 * traffic
 
 
+def test_gradients_that_are_rounded_on_their_way_wait_on_the_device_in_full(
+    sluiceway, small_model, write_config
+):
+    """A run over a slow link took 27 % more than its plan, which had them wait in 16 bits."""
+
+    def device_bytes(gradients: str) -> int:
+        engine = {"kind": "offload", "tier": "host", "gradients": gradients}
+        done = sluiceway("plan", write_config(small_model, engine=engine), "--json")
+        assert done.code == 0, done.err
+        return json.loads(done.out)["peak_bytes"]["device"]
+
+    assert device_bytes("bf16") >= device_bytes("fp32")
+
+
 def test_auto_is_the_order_that_is_faster_and_fits(sluiceway, small_model, write_config):
     engine = {"kind": "offload", "weights": "streamed", "order": "auto", "gradients": "fp32"}
     device = {"tflops": 1.0, "host_gbps": 100.0, "link": {"d2h_gbps": 1, "h2d_gbps": 1}}
