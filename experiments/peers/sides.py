@@ -50,8 +50,8 @@ COMPARED = [
 
 # Weights, too, are elsewhere between their uses. All sides recompute each block. DeepSpeed's own
 # settings keep weights of up to 10^9 elements in host memory and on the device. Without that it
-# fails with fewer buffers ("Not enough buffers 16 for swapping 24"), and if it fetches ahead
-# ("already assigned swap buffer").
+# fails if all matrices have not a buffer each ("Not enough buffers 32 for swapping 112"), and if it
+# fetches ahead ("already assigned swap buffer").
 _FEW_LIVE = {
     **_SMALL_BUCKETS,
     "stage3_max_live_parameters": 16_000_000,
@@ -61,8 +61,8 @@ _FEW_LIVE = {
 _OURS_STREAMED = {**OURS, "pinned": "128MiB", "weights": "streamed"}
 _WEIGHT_BUFFERS = {
     "device": "nvme",
-    "buffer_count": 32,
-    "buffer_size": 4_000_000,
+    "buffer_count": 128,
+    "buffer_size": 1_600_000,
     "max_in_cpu": 0,
 }
 STREAMED = [
