@@ -24,7 +24,6 @@ VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 # Each file that has the version, with what stands before and after it.
 PLACES = {
     "pyproject.toml": ('\nversion = "', '"\n'),
-    "CMakeLists.txt": ("\nproject(sluiceway VERSION ", " "),
     "python/sluiceway/__init__.py": ('\n__version__ = "', '"\n'),
 }
 CHANGELOG, UNRELEASED = "CHANGELOG.md", "## Unreleased\n"
@@ -151,7 +150,9 @@ def make_wheel(python: Path, version: str, sources: Path, out: Path) -> Path:
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     made = place / "dist"
     options = [f"WHEEL_PY={place}/bin/python", f"SOURCES={sources}", f"DIST={made}"]
-    subprocess.run(["make", "--no-print-directory", "wheel", *options], cwd=ROOT, check=True)
+    done = subprocess.run(["make", "--no-print-directory", "wheel", *options], cwd=ROOT)
+    if done.returncode:
+        fail(f"no wheel for Python {version}; the reason is above")
     (wheel,) = made.glob("*.whl")
     run(sys.executable, ".ci/wheel_contents.py", wheel, "--built-here")
     return Path(shutil.copy(wheel, out))
