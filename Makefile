@@ -176,11 +176,12 @@ stubs: $(STAMPS)/install
 # of CUDA that torch loads are the user's.
 WHEEL_PY := $(PY)
 SOURCES  := .
+OBJECTS  := build/wheel-objects
 DIST     := dist
 wheel: $(STAMPS)/packages $(STAMPS)/requirements $(CARDS)
 	rm -rf build/wheel $(DIST)/sluiceway-*.whl
 	$(WHEEL_PY) -m pip wheel --quiet --no-build-isolation --no-deps $(call pip_options,$(CARDS)) \
-	  --config-settings=build-dir=$(CURDIR)/build/wheel-objects/{wheel_tag} --wheel-dir build/wheel \
+	  --config-settings=build-dir=$(OBJECTS) --wheel-dir build/wheel \
 	  $(SOURCES)
 	PATH=$(CURDIR)/$(VENV)/bin:$$PATH $(PY) -m auditwheel repair --exclude 'libtorch*' \
 	  --exclude 'libc10*' --exclude 'libcu*' --wheel-dir $(DIST) build/wheel/*.whl

@@ -149,7 +149,8 @@ def make_wheel(python: Path, version: str, sources: Path, out: Path) -> Path:
     packages = Path(run(place / "bin/python", "-c", where).strip())
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     made = place / "dist"
-    options = [f"WHEEL_PY={place}/bin/python", f"SOURCES={sources}", f"DIST={made}"]
+    options = [f"WHEEL_PY={place}/bin/python", f"SOURCES={sources}", f"DIST={made}",
+               f"OBJECTS={place}/objects"]  # fmt: skip
     done = subprocess.run(["make", "--no-print-directory", "wheel", *options], cwd=ROOT)
     if done.returncode:
         fail(f"no wheel for Python {version}; the reason is above")
