@@ -1,5 +1,5 @@
 # docker build -t sluiceway .          CUDA kernels for all cards; --build-arg ARCHITECTURES=89 for one.
-# docker run --rm --gpus all --ulimit memlock=-1 --security-opt seccomp=unconfined -v $PWD:/work sluiceway doctor
+# docker run --rm --gpus all --ulimit memlock=-1 --security-opt seccomp=unconfined -v $PWD:/data sluiceway doctor
 #
 # The second stage has neither compiler nor checkout. docs/guide.md says what the flags are for.
 FROM debian:12-slim AS build
@@ -16,5 +16,5 @@ RUN python3 -m venv /opt/sluiceway \
   && /opt/sluiceway/bin/python -m pip install --no-cache-dir "$(echo /tmp/dist/*.whl)[train,report]" \
   && rm -r /tmp/dist
 ENV PATH=/opt/sluiceway/bin:$PATH
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["sluiceway"]

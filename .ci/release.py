@@ -37,9 +37,9 @@ def fail(text: str) -> None:
     sys.exit(f"release: {text}")
 
 
-def run(*command: object, **more: object) -> str:
+def run(*command: object) -> str:
     """Run a command; return what it prints, or end with its error."""
-    done = subprocess.run([*map(str, command)], text=True, stdout=subprocess.PIPE, cwd=ROOT, **more)
+    done = subprocess.run([*map(str, command)], text=True, stdout=subprocess.PIPE, cwd=ROOT)
     if done.returncode:
         fail(f"ended with {done.returncode}: {' '.join(map(str, command))}\n{done.stdout}")
     return done.stdout
@@ -141,7 +141,7 @@ def make_sources(out: Path) -> Path:
     return sources
 
 
-def make_wheel(python: Path, version: str, sources: Path, out: Path) -> Path:
+def make_wheel(python: Path, version: str, sources: Path, out: Path) -> None:
     """Build a wheel for one Python, which borrows the packages of this one, and check it."""
     place = ROOT / "build/release" / f"python{version}"
     run(python, "-m", "venv", place)
@@ -156,7 +156,7 @@ def make_wheel(python: Path, version: str, sources: Path, out: Path) -> Path:
         fail(f"no wheel for Python {version}; the reason is above")
     (wheel,) = made.glob("*.whl")
     run(sys.executable, ".ci/wheel_contents.py", wheel, "--built-here")
-    return Path(shutil.copy(wheel, out))
+    shutil.copy(wheel, out)
 
 
 def make_files(version: str) -> list[Path]:

@@ -63,7 +63,7 @@ def configuration(folder: Path, tuning: dict) -> dict:
 
 
 class Theirs:
-    """Bf16 weights in memory; fp32 masters, moments and gradients in files."""
+    """Bf16 weights; fp32 masters, moments and gradients, in files or in host memory."""
 
     def __init__(self, model: nn.Module, folder: Path, tuning: dict) -> None:
         one_rank()

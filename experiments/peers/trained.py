@@ -15,7 +15,6 @@ SIZES = {
     "25M": (512, 1376, 8),
     "55M": (640, 1728, 11),
     "110M": (768, 2048, 16),
-    "300M": (1024, 2816, 24),
 }
 TOKENS = 256  # Tokens of a step: one sequence.
 ADAM = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}

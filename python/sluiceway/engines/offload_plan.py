@@ -170,8 +170,7 @@ class OffloadPlan(DevicePlan):
         """Add the ring, cores, rounding buffers and the store to the peak of a rehearsal."""
         store = self._footprint["store_bytes" if self._on_disk else "overflow_bytes"]
         # Until they leave, gradients have the type of their weights.
-        whole = (self._elements - self._footprint["core_elems"]) / self._elements
-        waiting = min(_WAITING_BYTES, int(whole * self._trained_bytes))
+        waiting = min(_WAITING_BYTES, self._trained_bytes * self._whole_elements // self._elements)
         away = self._tiers_of_inputs()
         tiers = {
             "device": self._peak_of(rehearsal)
@@ -189,9 +188,14 @@ class OffloadPlan(DevicePlan):
         return tiers | ({"disk": store + away["disk"]} if has_disk else {})
 
     @property
+    def _whole_elements(self) -> int:
+        """Elements of those gradients of one backward that cross the link whole."""
+        return self._elements - self._footprint["core_elems"]
+
+    @property
     def _whole_bytes(self) -> int:
-        """Bytes of those gradients of one backward that cross the link whole."""
-        return self._gradient_bytes * (self._elements - self._footprint["core_elems"])
+        """Bytes of these gradients on the link."""
+        return self._gradient_bytes * self._whole_elements
 
     @property
     def _whole_extents(self) -> int:

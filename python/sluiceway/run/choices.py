@@ -315,10 +315,9 @@ class _Search:
                 config = self._config(group, variant)
                 like = found = Prediction(config, self._rates(config), like)
                 if variant.get("tier") == "auto":  # Memory beside what is page-locked has states.
-                    pinned = found.plan.tiers(found.rehearsal)["pinned"]
-                    if self._machine.shares_memory:
-                        pinned += found.plan.tiers(found.rehearsal)["device"]
-                    room = max(0, self._machine.host_bytes - pinned)
+                    tiers = found.plan.tiers(found.rehearsal)
+                    taken = tiers["pinned"] + tiers["device"] * self._machine.shares_memory
+                    room = max(0, self._machine.host_bytes - taken)
                     config = self._config(group, variant, room)
                     found = Prediction(config, self._rates(config), like)
             except Exception as error:  # Whatever a model raises that is called in this way.
@@ -402,15 +401,14 @@ class _Search:
     def _short(self, tiers: dict[str, int]) -> str:
         machine = self._machine
         device, host = tiers["device"], tiers["host"] + tiers["pinned"]
-        needs = {"disk": (tiers.get("disk", 0), machine.disk_bytes)}
         if machine.shares_memory:
-            needs = {"memory": (device + host, machine.host_bytes), **needs}
+            needs = {"memory": (device + host, machine.host_bytes)}
         else:
             needs = {
                 "device": (device, machine.device_bytes),
                 "host memory": (host, machine.host_bytes),
-                **needs,
             }
+        needs["disk"] = (tiers.get("disk", 0), machine.disk_bytes)
         return "; ".join(
             f"{tier}: takes {format_bytes(needed)}, {format_bytes(limit)} are left"
             for tier, (needed, limit) in needs.items()
