@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,22 @@ def write_best(run: RunFolder, config: Config, position: Position) -> None:
         weights.copy(folder, None, lambda count: None)
 
 
+def base_name(folder: Path) -> str:
+    """Return OWNER/NAME of a model in the hub's cache or whose config names it, else its folder's.
+
+    The cache keeps a model in `models--OWNER--NAME/snapshots/REVISION`.
+    """
+    for part in folder.absolute().parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/", 1)
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # The model has gone since the run; its name remains.
+        config = {}
+    known = str(config.get("_name_or_path", ""))
+    return known if re.fullmatch(r"[\w.-]+/[\w.-]+", known) else folder.absolute().name
+
+
 def _card(config: Config, step: int, position: Position | None) -> str:
     """Return the model card: what the model was made from, and how.
 
@@ -107,10 +124,11 @@ def _card(config: Config, step: int, position: Position | None) -> str:
     position : Position or None
         Has the losses of the step; None: they are not known.
     """
-    base, train = Path(config.model.path).name, config.train
+    base, train = base_name(Path(config.model.path)), config.train
     lines = [
-        "---", "library_name: transformers", "tags: [sluiceway]", "---", "",
-        f"# {base}, fine-tuned", "", f"- Base model: {base}",
+        "---", "library_name: transformers", "tags: [sluiceway]",
+        *([f"base_model: {base}"] if "/" in base else []), "---", "",
+        f"# {base.rpartition('/')[2]}, fine-tuned", "", f"- Base model: {base}",
         f"- Data: {', '.join(_data_name(name) for name in config.data.train)}",
         f"- Steps: {step}, of at most {config.tokens_per_step:,} tokens",
         f"- Engine: `{config.engine.kind}`, learning rate {train.lr:g}, {train.schedule}",

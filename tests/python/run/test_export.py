@@ -13,6 +13,7 @@ from typing import ClassVar
 import huggingface_hub
 import pytest
 import torch
+import yaml
 from conftest import assert_short_error
 from huggingface_hub import RepoUrl
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,7 @@ from sluiceway.base import atomic
 from sluiceway.base.atomic import replace_folder
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.run import manifest
+from sluiceway.run.export import base_name
 from sluiceway.run.push import check_account, push_folder
 
 
@@ -78,6 +80,41 @@ def test_converted_weights_are_those_of_the_save_rounded_once(sluiceway, finishe
         assert torch.equal(written[name], tensor.to(torch_dtype)), name
     model = AutoModelForCausalLM.from_pretrained(to)
     assert {p.dtype for p in model.parameters()} == {torch_dtype}
+
+
+@pytest.mark.parametrize(
+    ("place", "config", "name"),
+    [
+        ("my-base", "{}", "my-base"),
+        ("my-base", None, "my-base"),
+        ("my-base", '{"_name_or_path": "some/where/else"}', "my-base"),
+        ("my-base", '{"_name_or_path": "Qwen/Qwen3-1.7B"}', "Qwen/Qwen3-1.7B"),
+        ("hub/models--Qwen--Qwen3-1.7B/snapshots/0123abcd", "{}", "Qwen/Qwen3-1.7B"),
+        ("hub/models--a--b--c/snapshots/0123abcd", "{}", "a/b--c"),
+        ("hub/models--gpt2/snapshots/0123abcd", "{}", "gpt2"),
+    ],
+)
+def test_the_base_model_is_called_by_its_name_on_the_hub(tmp_path, place, config, name):
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    assert base_name(folder) == name
+
+
+def test_the_card_links_a_base_model_of_the_hub(sluiceway, run, tmp_path):
+    to = tmp_path / "model"
+    for base, linked in [("models--Qwen--Qwen3/snapshots/1", "Qwen/Qwen3"), ("my-base", None)]:
+        state = json.loads((run / "checkpoint" / "state.json").read_text())
+        state["config"]["model"]["path"] = str(tmp_path / base)
+        del state["xxh3"]
+        (run / "checkpoint" / "state.json").write_bytes(manifest.sealed(state))
+        outcome = sluiceway("export", run, "--to", to, "--force")
+        assert outcome.code == 0, outcome.err
+        card = (to / "README.md").read_text()
+        metadata = yaml.safe_load(card.split("---\n")[1])
+        assert metadata.get("base_model") == linked
+        assert f"- Base model: {linked or base}\n" in card
 
 
 def test_shards_are_converted_one_by_one_and_their_index_says_the_new_size(
