@@ -35,6 +35,19 @@ def test_trainer(tmp_path, offload, case):
         assert mine["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
 
 
+@pytest.mark.parametrize("case", ["accumulate-clip", "reentrant", "evaluated-and-saved"])
+def test_trainer_ends_in_the_bits_of_resident_weights_if_they_are_streamed(tmp_path, case):
+    models, logs = [], []
+    for weights in ("resident", "streamed"):
+        models.append(small_llama())
+        place = {"tier": "disk", "path": tmp_path / f"{weights}-store", "chunk": 16 << 10}
+        with sw.OffloadAdamW(models[-1], lr=LR, weights=weights, **place) as opt:
+            log = run(tmp_path / weights, models[-1], opt, **CASES[case])
+        logs.append([(entry["loss"], entry["grad_norm"]) for entry in log])
+    assert logs[0] == logs[1]
+    assert same_bits(*models)
+
+
 def test_trainer_with_cores_that_keep_all(tmp_path):
     def ours(model, **given):
         # P is square: P S Q^T is the gradient, but for rounding.
