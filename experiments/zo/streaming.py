@@ -32,8 +32,8 @@ from typing import Any
 import sluiceway as sw
 import torch
 from sluiceway import _core
+from sluiceway.base.side_thread import run_aside
 from sluiceway.engines.zo import WriteBackSave
-from sluiceway.run.saving.side_thread import SideThread
 
 from experiments.harness import write_rows
 from experiments.same_bits.checkouts import machine
@@ -150,9 +150,10 @@ class Runner:
             contextlib.closing(WriteBackSave(self.model, self.opt)) as begun,
         ):
             write = partial(begun.write, Path(folder))
-            writing, beside = SideThread("save", write, self._cores[1]), [self.step()]
-            while not writing.wait(0):
+            writing, beside = run_aside("save", write, self._cores[1]), [self.step()]
+            while not writing.done():
                 beside.append(self.step())
+            writing.result()
         return {"plain_seconds": plain, **columns(beside)}
 
 

@@ -141,14 +141,13 @@ def train_steps(config: Config, inputs: Inputs, interrupt: Interrupt) -> dict[st
     """Train the steps of a config, and return their figures; nothing is saved."""
     from sluiceway.base.meter import meter
     from sluiceway.run.checkpoint import Position
-    from sluiceway.run.session import open_context, seed_everything
+    from sluiceway.run.session import open_context
     from sluiceway.run.step_figures import step_figures
 
     context = open_context(config, inputs, Path(config.model.path), None)
-    seed_everything(config.train.seed)
     lines: list[dict[str, Any]] = []
 
-    def watch(line: dict[str, Any], position: Position) -> None:
+    def watch(line: dict[str, Any]) -> None:
         lines.append(line)
         advance(1)
 

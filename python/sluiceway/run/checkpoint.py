@@ -36,7 +36,7 @@ from sluiceway.run.manifest import bytes_of, check_files, is_sealed, sealed, sum
 STATE_FILE = "state.json"
 RANDOM_FILE = "random.pt"
 _FORMAT = 2
-_WITHOUT_SUMS = 1  # A format that had lengths alone.
+WITHOUT_SUMS = 1  # A format that had lengths alone.
 _RUN_FORMAT = 1
 _TEMPLATE = "chat_template.jinja"
 # Files of a tokenizer and of a model's config, without weights.
@@ -103,28 +103,6 @@ def _read_back(folder: Path) -> None:
     check_files(folder, state["files"])
 
 
-def save(
-    target: Path,
-    position: Position,
-    engine: Engine,
-    side_files: Path,
-    extra: dict[str, Any],
-    chat_template: str | None = None,
-) -> None:
-    """Save a run between two steps; call `engine.synchronize()` first.
-
-    Parameters
-    ----------
-    side_files : Path
-        The model folder, whose tokenizer files are copied, so that a save can stand alone.
-    extra : dict
-        Plain values to keep beside the position; `load_state` returns them.
-    chat_template : str or None
-        Takes the place of the tokenizer's; None: the tokenizer's stays.
-    """
-    publish(target, writer_of(position, engine, side_files, extra, chat_template, engine.save))
-
-
 def writer_of(
     position: Position,
     engine: Engine,
@@ -135,7 +113,17 @@ def writer_of(
 ) -> Callable[[Path], None]:
     """Return a function that fills the folder of a save with the run as it is now.
 
-    Only `save_engine` may write values that are newer than this call.
+    Call it between two steps, after `engine.synchronize()`. Only `save_engine` may write values
+    that are newer than this call.
+
+    Parameters
+    ----------
+    side_files : Path
+        The model folder, whose tokenizer files are copied, so that a save can stand alone.
+    extra : dict
+        Plain values to keep beside the position; `load_state` returns them.
+    chat_template : str or None
+        Takes the place of the tokenizer's; None: the tokenizer's stays.
     """
     noise, at = _noise(engine), asdict(position)
 
@@ -189,23 +177,16 @@ def read_state_file(target: Path) -> tuple[Position, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"{path}: cannot be read, {error}; the save is not usable") from None
     found = state.get("format")
-    if found not in (_FORMAT, _WITHOUT_SUMS):
-        raise Corrupt(
-            f"{path}: format is {found}, this version reads {_WITHOUT_SUMS} and {_FORMAT}"
-        )
+    if found not in (_FORMAT, WITHOUT_SUMS):
+        raise Corrupt(f"{path}: format is {found}, this version reads {WITHOUT_SUMS} and {_FORMAT}")
     # A damaged manifest must not pass for one of the format that had no checksums.
-    plain = found == _WITHOUT_SUMS and all(type(size) is int for size in sums.values())
+    plain = found == WITHOUT_SUMS and all(type(size) is int for size in sums.values())
     if not (plain or (found == _FORMAT and is_sealed(raw))):
         raise Corrupt(
             f"{path}: its last line is not the checksum of its text, so it was changed; the save "
             "is not usable"
         )
     return position, state
-
-
-def has_checksums(state: dict[str, Any]) -> bool:
-    """True if `load_state` has checked the save byte for byte."""
-    return state["format"] != _WITHOUT_SUMS
 
 
 def check_if_save(folder: Path) -> None:
@@ -252,21 +233,11 @@ def _noise(engine: Engine) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run between two steps, without the state of the engine.
-
-    Parameters
-    ----------
-    position : Position
-        How far the run had come.
-    extra : dict
-        The plain values that a save keeps beside the position.
-    rest : dict
-        Random generators, the loss scale, and the model's buffers.
-    """
+    """The state of a run between two steps, without the state of the engine."""
 
     position: Position
-    extra: dict[str, Any]
-    rest: dict[str, Any]
+    extra: dict[str, Any]  # The plain values that a save keeps beside the position.
+    rest: dict[str, Any]  # Random generators, the loss scale, and the model's buffers.
 
     def put_back(self, engine: Engine) -> None:
         """Restore random generators, loss scale and buffers."""

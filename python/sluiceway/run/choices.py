@@ -50,27 +50,15 @@ Changes = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train the model on the machine, with its plan.
+    """One way to train the model on the machine, with its plan."""
 
-    Attributes
-    ----------
-    name : str
-        Kind of the engine, and the format of weights or states if that is not fp32.
-    tiers, links : dict
-        Peak bytes by tier, and bytes of a step by link.
-    written : float
-        Bytes written to the drive in a step, with those between steps.
-    short : str
-        The tier that is too small, and what the way needs there; empty if the way fits.
-    """
-
-    name: str
+    name: str  # Kind of the engine, and the format of weights or states if that is not fp32.
     config: Config
-    tiers: dict[str, int]
-    links: dict[str, int]
-    written: float
+    tiers: dict[str, int]  # Peak bytes.
+    links: dict[str, int]  # Bytes of a step.
+    written: float  # Bytes written to the drive in a step, with those between steps.
     seconds: float
-    short: str
+    short: str  # The tier that is too small, and what the way needs there; empty if it fits.
 
     @property
     def gives_up(self) -> str:
@@ -84,19 +72,13 @@ class Choices:
 
     If several are about as fast as the first, the one of them that gives up least is at the top. Of
     those that fit `zo` comes last, since its steps gain little.
-
-    Attributes
-    ----------
-    tokens : int
-        Of a step.
-    impossible : dict
-        Reasons by name for engines that cannot fit whatever their options are.
     """
 
     parameters: int = 0
-    tokens: int = 0
+    tokens: int = 0  # Of a step.
     sequence_length: int = 0
     ways: list[Way] = field(default_factory=list)
+    # Reasons by name for engines that cannot fit whatever their options are.
     impossible: dict[str, str] = field(default_factory=dict)
     note: str = ""  # On the type of the weights.
 
@@ -180,22 +162,12 @@ def _fastest(ways: list[Way]) -> Way:
 
 @dataclass(frozen=True)
 class _Group:
-    """Configs of one engine that compute the same, and differ in where bytes are.
-
-    Attributes
-    ----------
-    least_bytes : int
-        Bytes that all of them need on the device.
-    shared : dict
-        Keys and values for sections of the config.
-    variants : list of dict
-        Further keys and values for the section `engine`.
-    """
+    """Configs of one engine that compute the same, and differ in where bytes are."""
 
     engine: dict[str, Any]
-    shared: Changes
-    variants: list[dict[str, Any]]
-    least_bytes: int = 0
+    shared: Changes  # Keys and values for sections of the config.
+    variants: list[dict[str, Any]]  # Further keys and values for the section `engine`.
+    least_bytes: int = 0  # Bytes that all of them need on the device.
     least_of: str = ""
     stops: bool = True  # If it fits, later groups of the engine take more time.
 

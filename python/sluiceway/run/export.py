@@ -21,7 +21,6 @@ from sluiceway.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from sluiceway.config.schema import Config
-    from sluiceway.engines.engine import Engine
     from sluiceway.engines.weights import CopiedWeights
     from sluiceway.run.checkpoint import Position
 
@@ -63,10 +62,8 @@ def export(
     _check_target(run, to, force)
     save = last_save(run)
     from sluiceway.base.atomic import replace_folder
-    from sluiceway.engines import engine_of
 
-    engine = engine_of(save.config.engine.in_folder(save.config, run))
-    with _weights(engine, save, step) as weights, replace_folder(to) as folder:
+    with _weights(save, step) as weights, replace_folder(to) as folder:
         written = save.step if step is None else step
         losses = save.position if written == save.step else None
         _write_side_files(save.folder, folder, dtype, _card(save.config, written, losses))
@@ -144,9 +141,8 @@ def _data_name(name: str) -> str:
     return name.removeprefix(HUB) if name.startswith(HUB) else Path(name).name
 
 
-def _weights(
-    engine: Engine, save: LastSave, step: int | None
-) -> AbstractContextManager[CopiedWeights]:
+def _weights(save: LastSave, step: int | None) -> AbstractContextManager[CopiedWeights]:
+    engine = save.engine()
     if step is None:
         return nullcontext(engine.weights(save.folder))
     if (kept := engine.weights_of_step(save.folder, step)) is None:

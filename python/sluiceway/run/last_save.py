@@ -16,29 +16,18 @@ from sluiceway.errors import Corrupt, Error, InvalidArgument
 from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
 if TYPE_CHECKING:
+    from sluiceway.engines.engine import Engine
     from sluiceway.run.checkpoint import Position
 
 
 @dataclass(frozen=True)
 class LastSave:
-    """A save that was complete when it was checked.
+    """A save that was complete when it was checked."""
 
-    Parameters
-    ----------
-    folder : Path
-        Holds config, tokenizer and weights, beside the run's own state.
-    position : Position
-        How far the run had come.
-    state : dict
-        All other values that the save keeps beside the position.
-    manifest : bytes
-        Bytes of the file that holds position and state.
-    """
-
-    folder: Path
+    folder: Path  # Holds config, tokenizer and weights, beside the run's own state.
     position: Position
-    state: dict[str, Any]
-    manifest: bytes
+    state: dict[str, Any]  # All other values that the save keeps beside the position.
+    manifest: bytes  # Bytes of the file that holds position and state.
 
     @property
     def step(self) -> int:
@@ -52,13 +41,16 @@ class LastSave:
             return check_config(self.state["config"], name=str(self.folder))
         return load_config(self.folder.parent / CONFIG_FILE)
 
+    def engine(self) -> Engine:
+        """Make the engine of the save, not opened, with default paths in the run folder."""
+        from sluiceway.engines import engine_of
+
+        config = self.config
+        return engine_of(config.engine.in_folder(config, self.folder.parent))
+
     def check_unchanged(self) -> None:
         """Refuse the save if another one has replaced it, as values read may come from both."""
-        if _manifest(self.folder) != self.manifest:
-            raise Error(
-                f"{self.folder}: the save of step {self.step} was replaced while it was read, "
-                "expected it to stay; repeat the command, or wait for the run to end"
-            )
+        _check_same(self.folder, self.manifest)
 
 
 def has_save(run: Path) -> bool:
@@ -117,19 +109,23 @@ def _checked(folder: Path, way_on: Callable[[], str]) -> LastSave:
     try:
         position, state = checkpoint.load_state(folder)
     except Corrupt as error:
-        if _manifest(folder) != manifest:
-            raise Error(
-                f"{folder}: was replaced while it was read, expected it to stay; repeat the "
-                "command, or wait for the run to end"
-            ) from None
+        _check_same(folder, manifest)
         raise Corrupt(f"{error}; {way_on()}") from None
-    if not checkpoint.has_checksums(state):
+    if state["format"] == checkpoint.WITHOUT_SUMS:
         print(
             f"sluiceway: {folder}: saved without checksums (format {state['format']}), only the "
             "lengths of its files were checked",
             file=sys.stderr,
         )
     return LastSave(folder, position, state, manifest)
+
+
+def _check_same(folder: Path, manifest: bytes) -> None:
+    if _manifest(folder) != manifest:
+        raise Error(
+            f"{folder}: was replaced while it was read, expected it to stay; repeat the command, "
+            "or wait for the run to end"
+        ) from None
 
 
 def _manifest(folder: Path) -> bytes:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +16,15 @@ from sluiceway.config.schema import Config, TrainSection
 from sluiceway.engines.engine import Engine, Update
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.footprint import DevicePeak, peak_resident_bytes
-from sluiceway.machine.placement import Placement
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.held_out import mean_loss
+from sluiceway.run.saves import Saves
 from sluiceway.run.step_figures import Diverged
 from sluiceway.run.timeline import Timeline
-from sluiceway.text.batches import Batches, Prefetch, Sequences
+from sluiceway.text.batches import Batches, Prefetch
+
+if TYPE_CHECKING:
+    from sluiceway.run.session import Inputs
 
 # Fields of a line if the engine does not report them.
 _NOTHING = {
@@ -81,37 +84,12 @@ def is_over(train: TrainSection, position: Position) -> bool:
     )
 
 
-class Watcher(Protocol):
-    """A function that gets every line of metrics."""
-
-    def __call__(self, line: dict[str, Any], position: Position) -> None: ...
-
-
-class Saver(Protocol):
-    """Saves the run."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """True if a save is still being written while the run goes on."""
-
-    def begin(self, position: Position) -> None:
-        """Save the run as it is between two steps; writing may go on during the next steps."""
-
-    def check(self) -> None:
-        """Raise the error of the save that is being written, if it has failed."""
-
-    def finish(self) -> None:
-        """Wait for the save that is being written."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class RunContext:
     """The objects with which a run computes, built once."""
 
+    inputs: Inputs
     engine: Engine
-    placement: Placement
-    train: Sequences
-    held_out: Sequences | None
     peak: DevicePeak
     timeline: Timeline
 
@@ -126,10 +104,10 @@ class Loop:
 
     Parameters
     ----------
-    watch : Watcher
+    watch : callable
         Gets a line for every step, and before the first step one with the held-out loss.
-    saves : Saver or None
-        Saves the run as it is between two steps.
+    saves : Saves or None
+        Saves the run as it is between two steps; None: it is not saved.
     note : callable or None
         Called after every step, when the run is in a state from which a resume can continue.
     keep : callable or None
@@ -142,8 +120,8 @@ class Loop:
         context: RunContext,
         position: Position,
         interrupt: Interrupt,
-        watch: Watcher,
-        saves: Saver | None,
+        watch: Callable[[dict[str, Any]], None],
+        saves: Saves | None,
         note: Callable[[], None] | None = None,
         keep: Callable[[], None] | None = None,
     ) -> None:
@@ -170,16 +148,17 @@ class Loop:
             Too many steps in a row were skipped.
         """
         position, train = self._position, self._config.train
-        batches = Batches(self._context.train, train.micro_batch, train.seed)
+        inputs = self._context.inputs
+        batches = Batches(inputs.train, train.micro_batch, train.seed)
         self._context.model.train()
         with contextlib.closing(
-            Prefetch(batches, position.batch, cpu=self._context.placement.lane_cpu)
+            Prefetch(batches, position.batch, cpu=inputs.placement.lane_cpu)
         ) as data:
             self._interrupt.defer()
-            if position.step == 0 and self._context.held_out is not None:
+            if position.step == 0 and inputs.held_out is not None:
                 line = {"step": 0, **self._evaluate()}
                 position.first_eval_loss = line["eval_loss"]
-                self._watch(line, position)
+                self._watch(line)
             while not is_over(train, position):
                 if self._interrupt.requested:
                     self._stop()
@@ -214,10 +193,10 @@ class Loop:
         seconds = time.perf_counter() - began
         line = self._line(update, rate, sum(b.tokens for b in batches), seconds, waited)
         line |= {"saving": 1} if saving else {}
-        if evaluates and self._context.held_out is not None:
+        if evaluates and self._context.inputs.held_out is not None:
             line |= self._evaluate()
             position.last_eval_loss = line["eval_loss"]
-        self._watch(line, position)
+        self._watch(line)
         if self._note is not None:
             self._note()
         self._check_skipped(update.loss)
@@ -245,7 +224,7 @@ class Loop:
         engine.synchronize()
         with context.timeline.range("evaluation"):
             loss, _ = mean_loss(
-                context.model, context.held_out, train.micro_batch, engine.losses,
+                context.model, context.inputs.held_out, train.micro_batch, engine.losses,
                 train.eval_sequences, at_once=engine.evaluated_at_once,
             )  # fmt: skip
         self._position.note_evaluation(loss, train.early_stopping_threshold)

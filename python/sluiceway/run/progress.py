@@ -108,7 +108,7 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, line: dict[str, Any], position: Any = None) -> None:
+    def __call__(self, line: dict[str, Any]) -> None:
         """Note one line of metrics."""
         if line.get("eval_loss") is not None:
             self._eval_loss = line["eval_loss"]

@@ -26,12 +26,11 @@ from sluiceway.run.last_save import LastSave, tell_changes
 from sluiceway.run.loop import Loop, RunContext, is_over
 from sluiceway.run.progress import Progress
 from sluiceway.run.run_folder import COMPARISON, RunFolder
-from sluiceway.run.saving.saves import Saves
+from sluiceway.run.saves import Saves
 from sluiceway.run.session import (
     Inputs,
     open_context,
     read_inputs,
-    seed_everything,
     with_steps,
 )
 from sluiceway.run.step_figures import Diverged, check_converged
@@ -169,7 +168,7 @@ class Run:
                     file=sys.stderr,
                 )
             saved = None if save is None else save.step
-            return self._train(inputs, context, position, native, source, saved)
+            return self._train(context, position, native, source, saved)
 
     def _lines_until(self, position: Position) -> tuple[int, int | None]:
         # At step 0 the line before the first step is written again.
@@ -249,32 +248,29 @@ class Run:
         if save is not None:
             settled = config.engine.settled(save.state.get("settled", {}))
             config = config.model_copy(update={"engine": settled})
-        context = open_context(config, inputs, source, path)
-        seed_everything(self._config.train.seed)  # Undo the draws of loading.
-        return context
+        return open_context(config, inputs, source, path)
 
     def _train(
         self,
-        inputs: Inputs,
         context: RunContext,
         position: Position,
         native: dict[str, Any] | None,
         source: Path,
         saved: int | None,
     ) -> dict[str, Any]:
-        extra = self._extra(inputs, context)
+        extra = self._extra(context)
 
         def note() -> None:
             context.engine.note_run(packed(position, context.engine, extra))
 
-        def watch(line: dict[str, Any], at: Position) -> None:
+        def watch(line: dict[str, Any]) -> None:
             self._folder.append(line)
-            progress(line, at)
+            progress(line)
             trackers(line)
 
         def sum_up(status: str) -> dict[str, Any]:
             lines = self._folder.lines()
-            return summarise(self._config, inputs, context, position, lines, status, native)
+            return summarise(self._config, context, position, lines, status, native)
 
         seconds = native.get("median_step_seconds") if native else None
         kind, steps = self._config.engine.kind, self._config.train.steps
@@ -284,16 +280,7 @@ class Run:
         place = self._folder.checkpoint_path
         with (
             Progress(kind, steps, seconds, self._out) as progress,
-            Saves(
-                self._folder,
-                context.engine,
-                side_files=source,
-                extra=extra,
-                timeline=context.timeline,
-                tell=progress.saving,
-                cpu=context.placement.lane_cpu,
-                chat_template=inputs.chat_template,
-            ) as saves,  # fmt: skip
+            Saves(self._folder, context, source, extra, progress.saving) as saves,
             Trackers(self._folder.path, self._config) as trackers,
         ):
             context.engine.watch_calibration(progress.calibrating)
@@ -313,11 +300,11 @@ class Run:
         self._folder.write_summary(summary)
         return summary
 
-    def _extra(self, inputs: Inputs, context: RunContext) -> dict[str, Any]:
+    def _extra(self, context: RunContext) -> dict[str, Any]:
         """Plain values that saves and commits keep beside the position."""
         settled = context.engine.settled()
         return {
-            "data": inputs.fingerprint,
+            "data": context.inputs.fingerprint,
             "config": self._config.resolved(),
             "run": self._folder.identity,
             **({"settled": settled} if settled else {}),
@@ -353,14 +340,14 @@ class Run:
             Progress(title, self._config.train.steps, out=self._out) as progress,
         ):
 
-            def watch(line: dict[str, Any], at: Position) -> None:
+            def watch(line: dict[str, Any]) -> None:
                 self._folder.append(line)
-                progress(line, at)
+                progress(line)
 
             Loop(self._config, context, position, self._interrupt, watch, None).run()
             lines = self._folder.lines()
             check_converged(lines)
-            summary = summarise(self._config, inputs, context, position, lines, "done", None)
+            summary = summarise(self._config, context, position, lines, "done", None)
         self._folder.write_summary(summary)
         return summary
 

@@ -37,34 +37,15 @@ _SHARED = ("bytes", "peak_bytes", "eval_bytes")  # Objects of a line whose keys 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run, read from its folder.
-
-    Parameters
-    ----------
-    name : str
-        Distinguishes the run from others that were read with it.
-    status : str
-        "running", "done", "interrupted", "diverged", "failed", or "stopped" if the end was not
-        recorded.
-    config : dict
-        The resolved config.
-    summary : dict
-        Contents of summary.json, without its figures if it is older than the last step.
-    lines : list of dict
-        Lines of metrics.jsonl by step; numbers that are not finite are None.
-    notes : list of str
-        Warnings that a reader needs before trusting the figures.
-    step : StepTrace or None
-        One step of the trace.
-    """
+    """One run, read from its folder."""
 
     folder: Path
-    name: str
-    status: str
-    config: dict[str, Any]
-    summary: dict[str, Any]
-    lines: list[dict[str, Any]]
-    notes: list[str]
+    name: str  # Distinguishes the run from others that were read with it.
+    status: str  # Of the summary, or running, or stopped if the end was not recorded.
+    config: dict[str, Any]  # Resolved.
+    summary: dict[str, Any]  # Without its figures if it is older than the last step.
+    lines: list[dict[str, Any]]  # By step; numbers that are not finite are None.
+    notes: list[str]  # Warnings that a reader needs before trusting the figures.
     step: StepTrace | None
 
     def setting(self, section: str, key: str) -> Any:

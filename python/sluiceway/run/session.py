@@ -112,7 +112,7 @@ def seed_everything(seed: int) -> None:
 
 
 def open_context(config: Config, inputs: Inputs, folder: Path, trace: Path | None) -> RunContext:
-    """Make the engine and open it.
+    """Make the engine and open it; seed every generator.
 
     Parameters
     ----------
@@ -127,6 +127,5 @@ def open_context(config: Config, inputs: Inputs, folder: Path, trace: Path | Non
     peak = DevicePeak(placement.device)
     engine = engine_of(config)
     engine.open(folder, placement, trace)
-    timeline = Timeline(trace)
-    timeline.hand_over(engine.trace())
-    return RunContext(engine, placement, inputs.train, inputs.held_out, peak, timeline)
+    seed_everything(config.train.seed)  # Undo the draws of loading.
+    return RunContext(inputs, engine, peak, Timeline(trace, engine.trace()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from sluiceway import __version__
 from sluiceway.base.sizes import format_count
@@ -18,13 +19,11 @@ from sluiceway.config.schema import Config
 from sluiceway.machine.placement import processor_name
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import RunContext
-from sluiceway.run.session import Inputs
 from sluiceway.run.step_figures import step_figures
 
 
 def summarise(
     config: Config,
-    inputs: Inputs,
     context: RunContext,
     position: Position,
     lines: list[dict[str, Any]],
@@ -40,7 +39,7 @@ def summarise(
     native : dict or None
         Summary of the run that `compare: native` measured first.
     """
-    figures, of_engine = step_figures(lines), context.engine.summary()
+    inputs, of_engine, figures = context.inputs, context.engine.summary(), step_figures(lines)
     summary = {
         "status": status,
         "steps": position.step,
@@ -66,12 +65,20 @@ def summarise(
         "engine": config.engine.kind,
         "precision": {
             "weights": config.model.dtype,
-            "autocast": context.placement.autocast,
-            "why": context.placement.autocast_reason,
+            "autocast": inputs.placement.autocast,
+            "why": inputs.placement.autocast_reason,
         },
         "parameters": _parameters(context.model) | of_engine.get("parameters", {}),
         "data": inputs.counts,
-        **provenance(config),
+        "versions": {
+            "sluiceway": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": machine(),
+        "commit": commit(),
+        "config_hash": config_hash(config),
     }
 
 
@@ -90,23 +97,6 @@ def describe_parameters(model: torch.nn.Module) -> str:
     found = _parameters(model)
     trained, everything = found["trained"], found["trained"] + found["frozen"]
     return f"trains {format_count(trained)} of {format_count(everything)} parameters"
-
-
-def provenance(config: Config) -> dict[str, Any]:
-    """Return versions, machine, commit and config hash."""
-    import transformers
-
-    return {
-        "versions": {
-            "sluiceway": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": machine(),
-        "commit": commit(),
-        "config_hash": config_hash(config),
-    }
 
 
 def config_hash(config: Config) -> str:

@@ -26,35 +26,18 @@ _NO_DISK = "none"
 
 @dataclass(frozen=True)
 class TargetMachine:
-    """A machine, with the bytes that a run may take of each tier.
+    """A machine, with the bytes that a run may take of each tier."""
 
-    Attributes
-    ----------
-    device : str
-        The name for `device.name` of a config that is planned: host, or cuda:0.
-    device_bytes, host_bytes, disk_bytes : int
-        What a run may take; host_bytes includes page-locked memory. No disk has 0 bytes.
-    shares_memory : bool
-        Device and host have one memory: device_bytes and host_bytes are the same bytes.
-    drive_bytes : int
-        Size of the drive, by which its rated writes go.
-    folder : Path or None
-        A folder on the disk, if that is here.
-    rates : dict
-        What plans assume of it, by the names of `model.speeds`; others are measured here.
-    lines : list of str
-        Descriptions for people, with what was assumed.
-    """
-
-    device: str
+    device: str  # The name for `device.name` of a config that is planned: host, or cuda:0.
     device_bytes: int
-    host_bytes: int
-    disk_bytes: int
-    drive_bytes: int
-    folder: Path | None
+    host_bytes: int  # Includes page-locked memory.
+    disk_bytes: int  # 0 without a disk.
+    drive_bytes: int  # Size of the drive, by which its rated writes go.
+    folder: Path | None  # A folder on the disk, if that is here.
+    # What plans assume of it, by the names of `model.speeds`; others are measured here.
     rates: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    shares_memory: bool = False
+    lines: list[str] = field(default_factory=list)  # Descriptions for people.
+    shares_memory: bool = False  # device_bytes and host_bytes are the same bytes.
 
     @property
     def is_here(self) -> bool:

@@ -19,25 +19,20 @@ _ROW = "loop"
 class Timeline:
     """Named time ranges of the training loop's thread.
 
-    If the engine has a trace of its own, it gets the ranges as they happen and writes the file.
-    Otherwise this object keeps them, and `write` writes the file.
-
     Parameters
     ----------
     path : Path or None
         File that `write` writes; None: no ranges are kept.
+    of_engine : Trace, optional
+        A trace that the engine writes to `path` itself. It then gets the ranges as they happen.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._trace = _core.Trace(max_ranges=_MOST if path is not None else 0)
-        self._add: Callable[[str, str, float, float], None] = self._trace.add_range
-
-    def hand_over(self, trace: _core.Trace | None) -> None:
-        """Pass all further ranges to the engine's trace, if it has one."""
-        if self._path is not None and trace is not None:
-            self._add = trace.add_range
-            self._path = None
+    def __init__(self, path: Path | None, of_engine: _core.Trace | None = None) -> None:
+        hands_over = path is not None and of_engine is not None
+        self._path = None if hands_over else path
+        self._trace = _core.Trace(max_ranges=0 if self._path is None else _MOST)
+        trace = of_engine if hands_over else self._trace
+        self._add: Callable[[str, str, float, float], None] = trace.add_range
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:

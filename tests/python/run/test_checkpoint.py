@@ -126,7 +126,9 @@ def trained(tiny_model):
 
 
 def save(target, trained, tiny_model, **position):
-    checkpoint.save(target, Position(**position), trained, tiny_model, {"data": "d"})
+    at = Position(**position)
+    write = checkpoint.writer_of(at, trained, tiny_model, {"data": "d"}, None, trained.save)
+    checkpoint.publish(target, write)
 
 
 def test_save_gives_back_weights_moments_and_all_three_noises_bit_for_bit(

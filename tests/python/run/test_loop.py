@@ -31,9 +31,7 @@ def open_loop(tiny_model, write_config):
         context = open_context(config, inputs, tiny_model, None)
         lines = []
         position = Position()
-        loop = Loop(
-            config, context, position, Interrupt(), lambda line, _: lines.append(line), None
-        )
+        loop = Loop(config, context, position, Interrupt(), lines.append, None)
         return loop, context, lines, position
 
     return make
@@ -218,9 +216,10 @@ def test_evaluation_is_the_mean_over_held_out_tokens_and_changes_nothing(open_lo
     loop, context, lines, _ = open_loop(steps=1, eval_sequences=None, lr=0.0)
     loop.run()
     total = count = 0.0
-    for k in range(len(context.held_out)):
-        start = int(context.held_out.starts[k])
-        ids = torch.tensor(context.held_out.tokens[start : start + 32], dtype=torch.long)[None]
+    held_out = context.inputs.held_out
+    for k in range(len(held_out)):
+        start = int(held_out.starts[k])
+        ids = torch.tensor(held_out.tokens[start : start + 32], dtype=torch.long)[None]
         with torch.no_grad():
             logits = context.model(input_ids=ids).logits.double()
         total += torch.nn.functional.cross_entropy(
@@ -307,6 +306,6 @@ def test_float16_autocast_scales_the_loss_and_backs_off_after_an_overflow(tiny_m
     next(iter(context.model.parameters())).register_hook(
         lambda g: g * math.inf if next(poison_gradient) else g
     )
-    Loop(config, context, Position(), Interrupt(), lambda line, _: lines.append(line), None).run()
+    Loop(config, context, Position(), Interrupt(), lines.append, None).run()
     assert [line["skipped"] for line in lines[1:]] == [1, 0, 0]
     assert [line["loss_scale"] for line in lines[1:]] == [2.0**15] * 3

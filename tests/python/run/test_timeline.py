@@ -43,8 +43,8 @@ def test_engine_with_a_trace_gets_the_ranges_and_the_file_is_its_own(tmp_path):
         def add_range(self, row, name, began_us, ended_us):
             self.ranges.append((row, name, began_us <= ended_us))
 
-    trace, timeline = Trace(), Timeline(tmp_path / "trace.json")
-    timeline.hand_over(trace)
+    trace = Trace()
+    timeline = Timeline(tmp_path / "trace.json", trace)
     with timeline.range("save"):
         pass
     timeline.write()
@@ -54,9 +54,8 @@ def test_engine_with_a_trace_gets_the_ranges_and_the_file_is_its_own(tmp_path):
 
 @pytest.mark.parametrize("hands_over", [True, False])
 def test_run_without_a_trace_writes_none(tmp_path, hands_over):
-    timeline = Timeline(None)
-    if hands_over:
-        timeline.hand_over(pytest.fail)  # Has no add_range: would not be asked.
+    # pytest.fail has no add_range: it would not be asked.
+    timeline = Timeline(None, pytest.fail if hands_over else None)
     with timeline.range("step 1"):
         pass
     timeline.write()

@@ -15,17 +15,16 @@ import pytest
 from conftest import read_lines
 from safetensors.torch import load_file
 from sluiceway.base.interrupt import Interrupt, Interrupted
+from sluiceway.base.side_thread import run_aside
 from sluiceway.config.file import load_config
 from sluiceway.engines import engine_of
 from sluiceway.engines.state_file import read_state
 from sluiceway.engines.zo import Zo
 from sluiceway.errors import IoError
 from sluiceway.model.weight_stream import StreamedWeights
-from sluiceway.run import checkpoint
+from sluiceway.run import checkpoint, saves
 from sluiceway.run.run import Run
 from sluiceway.run.run_folder import RunFolder
-from sluiceway.run.saving import saves
-from sluiceway.run.saving.side_thread import SideThread
 from sluiceway.run.session import read_inputs
 from sluiceway.run.timeline import Timeline
 from sluiceway.text.batches import in_order
@@ -74,11 +73,11 @@ def test_a_save_beside_steps_has_the_bytes_of_one_between_them(config_of, tmp_pa
                 assert same_weights(folder, zo)
                 continue
             begun = zo.begin_save()
-            writing = SideThread("save", partial(begun.write, folder))
+            writing = run_aside("save", partial(begun.write, folder))
             for batch in batches[3:]:
                 zo.update([batch], Timeline(None))
             assert begun.finish()
-            assert writing.wait()
+            writing.result()
             begun.close()
     names = {path.name for path in between.iterdir()}
     assert {"model.safetensors", "optimizer.pt"} <= names

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sluiceway
 import torch
+from sluiceway.base.side_thread import run_aside
 from sluiceway.optim.zo.weight_snapshot import WeightSnapshot
-from sluiceway.run.saving.side_thread import SideThread
 from torch import nn
 from zo_models import OPTIONS, decoder, of_dtype, same, zo_ids, zo_loss, zo_train
 
@@ -52,7 +52,7 @@ class Reading:
         self.weights: dict[str, torch.Tensor] = {}
         self.masters: dict[int, torch.Tensor] = {}
         self.count = len(self._named)
-        self.thread = SideThread("reader", self._read)
+        self.thread = run_aside("reader", self._read)
         if at_once:
             self.let(self.count)
 
@@ -97,7 +97,7 @@ def test_it_has_what_a_state_has_whoever_reads_when(variant: str, depth: int) ->
             reading.let(reading.count)
         losses += zo_train(opt, model, range(4, 3 + follow))
         assert snapshot.finish()
-        assert reading.thread.wait()
+        reading.thread.result()
         reading.expect(other, flushing, opt)
         assert losses == zo_train(flushing, other, range(3, 3 + follow))
         for each in (opt, flushing):
@@ -125,7 +125,7 @@ def test_whoever_looks_at_weights_or_ends_it_waits_until_it_was_read(variant: st
         zo_train(opt, model, range(3, 3 + follow))
         ends(model, opt)
         assert snapshot.finish(0)
-        assert reading.thread.wait()
+        reading.thread.result()
         reading.expect(other, flushing, opt)
 
 
@@ -146,7 +146,7 @@ def test_whoever_gives_up_holds_up_no_step() -> None:
         else:
             reading = Reading(snapshot, model)
         assert zo_train(opt, model, range(4, 8)) == zo_train(plain, other, range(4, 8))
-    assert reading.thread.wait()
+    reading.thread.result()
     assert same(model.state_dict(), other)
 
 
@@ -163,7 +163,7 @@ def test_a_step_that_fails_leaves_it_whole() -> None:
         opt.step(failing)
     reading.let(reading.count)
     assert snapshot.finish()
-    assert reading.thread.wait()
+    reading.thread.result()
     reading.expect(other, flushing, opt)
 
 

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from sluiceway import _core
-from sluiceway.engines.engine import BegunSave, Engine
+from sluiceway.base.side_thread import run_aside
+from sluiceway.engines.engine import BegunSave
 from sluiceway.run import checkpoint
 from sluiceway.run.checkpoint import Position
 from sluiceway.run.run_folder import RunFolder
-from sluiceway.run.saving.side_thread import SideThread
-from sluiceway.run.timeline import Timeline
+
+if TYPE_CHECKING:
+    from sluiceway.run.loop import RunContext
 
 _ROW = "saves"
 _SECONDS = 1.0  # A wait that takes longer is reported.
+
+
+class _Writing(NamedTuple):
+    """A save while it is written."""
+
+    step: int
+    begun: BegunSave
+    began_us: float
+    ended: Future[float]  # When writing ended, in microseconds.
 
 
 class Saves:
@@ -30,42 +41,33 @@ class Saves:
     ----------
     folder : RunFolder
         Its metrics are made durable before a save.
-    engine : Engine
+    context : RunContext
+        Its timeline gets a range for each save that was written while steps ran.
     side_files : Path
         The model folder, whose tokenizer files are copied.
     extra : dict
         Plain values that saves keep beside the position.
-    timeline : Timeline
-        Gets a range for each save that was written while steps ran.
     tell : callable
         Called with the step of a save for which the run waits.
-    cpu : int or None
-        Processor of the thread that writes while steps run.
-    chat_template : str or None
-        Takes the place of the tokenizer's in saves; None: the tokenizer's stays.
     """
 
     def __init__(
         self,
         folder: RunFolder,
-        engine: Engine,
+        context: RunContext,
         side_files: Path,
         extra: dict[str, Any],
-        timeline: Timeline,
         tell: Callable[[int], None],
-        cpu: int | None = None,
-        chat_template: str | None = None,
     ) -> None:
-        self._folder, self._engine = folder, engine
-        self._beside = (side_files, extra, chat_template)
-        self._timeline, self._tell, self._cpu = timeline, tell, cpu
+        self._folder, self._context, self._tell = folder, context, tell
+        self._beside = (side_files, extra, context.inputs.chat_template)
         self._under_way: _Writing | None = None
         self._last: int | None = None  # Step of the save that was begun last.
 
     @property
     def is_writing(self) -> bool:
         """True if steps may have to wait for a save that is being written."""
-        return self._under_way is not None and self._under_way.aside.is_running
+        return self._under_way is not None and not self._under_way.ended.done()
 
     @property
     def is_under_way(self) -> bool:
@@ -82,21 +84,32 @@ class Saves:
         """
         self.finish()
         self._folder.sync_metrics()
-        engine = self._engine
+        engine, cpu = self._context.engine, self._context.inputs.placement.lane_cpu
         engine.synchronize()
         place = self._folder.checkpoint_path
         with contextlib.ExitStack() as undo:
             begun = engine.begin_save()
+            if begun is not None:
+                undo.callback(begun.close)
+            write_engine = engine.save if begun is None else begun.write
+            write = checkpoint.writer_of(position, engine, *self._beside, write_engine)
+
+            def publish() -> float:
+                try:
+                    checkpoint.publish(place, write)
+                finally:
+                    if begun is not None:
+                        begun.close()  # A failed one holds up no step.
+                return _core.now_us()
+
             if begun is None:
-                checkpoint.save(place, position, engine, *self._beside)
-                self._last = position.step
-                return
-            undo.callback(begun.close)
-            write = checkpoint.writer_of(position, engine, *self._beside, begun.write)
-            publish = partial(checkpoint.publish, place, write)
-            self._under_way = _Writing(position.step, begun, publish, self._cpu)
+                publish()
+            else:
+                began = _core.now_us()
+                ended = run_aside("save", publish, cpu)
+                self._under_way = _Writing(position.step, begun, began, ended)
+                undo.pop_all()
             self._last = position.step
-            undo.pop_all()
 
     def complete(self, position: Position) -> None:
         """Save this step unless the last save is of it, and wait; raises the errors of `begin`."""
@@ -113,7 +126,7 @@ class Saves:
             The save could not be written; the save before it is untouched.
         """
         if self._under_way is not None:
-            self._ended(lambda writing: writing.aside.wait(0))
+            self._ended(lambda writing: writing.ended.done())
 
     def finish(self) -> None:
         """Wait for the save under way; raises the errors of `check`."""
@@ -121,21 +134,23 @@ class Saves:
             self._ended(self._wait)
 
     def _wait(self, writing: _Writing) -> bool:
-        if not (writing.begun.finish(_SECONDS) and writing.aside.wait(_SECONDS)):
+        if not (writing.begun.finish(_SECONDS) and wait([writing.ended], _SECONDS).done):
             self._tell(writing.step)
             writing.begun.finish()
-        return writing.aside.wait()
+        wait([writing.ended])
+        return True
 
-    def _ended(self, wait: Callable[[_Writing], bool]) -> None:
+    def _ended(self, has_ended: Callable[[_Writing], bool]) -> None:
         writing = self._under_way
         try:
-            if not wait(writing):
+            if not has_ended(writing):
                 return
+            ended_us = writing.ended.result()
         except BaseException:
             self._drop()
             raise
         self._under_way = None
-        self._timeline.add(_ROW, f"save {writing.step}", writing.began_us, writing.ended_us)
+        self._context.timeline.add(_ROW, f"save {writing.step}", writing.began_us, ended_us)
 
     def _drop(self) -> None:
         self._under_way.begun.close()
@@ -152,22 +167,3 @@ class Saves:
                 self.finish()
         elif self._under_way is not None:
             self._drop()
-
-
-class _Writing:
-    """A save while it is written."""
-
-    def __init__(
-        self, step: int, begun: BegunSave, publish: Callable[[], None], cpu: int | None
-    ) -> None:
-        self.step, self.begun = step, begun
-        self.began_us = self.ended_us = _core.now_us()
-        self._publish = publish
-        self.aside = SideThread("save", self._run, cpu)
-
-    def _run(self) -> None:
-        try:
-            self._publish()
-        finally:
-            self.begun.close()  # A failed one holds up no step.
-            self.ended_us = _core.now_us()

@@ -1,1 +1,0 @@
-"""Writes saves, while steps run if the engine supports that."""
