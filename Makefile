@@ -282,13 +282,14 @@ check-flips: $(STAMPS)/install
 	@$(passed)
 
 # The wheel that was built beside the oldest torch passes the whole suite beside other ones: the newest
-# torch and transformers that pip finds, and a torch between. Gigabytes to download.
-newest: TORCH := torch
-between: TORCH := torch==2.13.*
+# torch and transformers that pip finds, and a torch between with the oldest transformers. Gigabytes to
+# download.
+newest: BESIDE := torch transformers
+between: BESIDE := torch~=2.13.0 transformers~=5.0.0
 newest between: export ARCHITECTURES := 80-real;90
 newest between: wheel $(STAMPS)/test-packages
 	$(PYTHON) -m venv build/$@/.venv
-	build/$@/.venv/bin/python -m pip install --quiet --upgrade '$(TORCH)' transformers \
+	build/$@/.venv/bin/python -m pip install --quiet --upgrade $(BESIDE) \
 	  accelerate datasets hypothesis liger-kernel matplotlib peft plotly pybind11 pybind11-stubgen \
 	  pydantic pyelftools pytest pytest-timeout pytest-xdist rich ruff scikit-build-core tensorboard \
 	  trl typer
