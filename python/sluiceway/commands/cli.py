@@ -209,9 +209,9 @@ def _chat(
     It reads questions line by line; an empty line ends. Without a chat template the model goes on
     with each text.
     """
-    from sluiceway.commands.chat import Asked, chat
+    from sluiceway.commands.chat import chat
 
-    chat(folder, Asked(prompt, system, tokens, temperature, seed))
+    chat(folder, prompt, system, tokens, temperature, seed)
 
 
 @_command(app, "export")
