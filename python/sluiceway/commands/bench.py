@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,42 +27,20 @@ _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
 _MIXES = ("read", "write", "both")  # Rates of a disk.
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Measurements that the command can make.
-
-    Parameters
-    ----------
-    config : Config or None
-        Config of the run whose step is measured.
-    steps : int
-        Steps of each engine.
-    path : Path
-        Folder on the disk that is measured.
-    interrupt : Interrupt
-        The caller has entered it.
-    """
-
-    config: Config | None
-    steps: int
-    path: Path
-    interrupt: Interrupt
-
-    def measure(self, what: str | None) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Yield name, figures and table of `what`, or of all measurements that need no config."""
-        for name in [what] if what else ["link", "disk", "kernels"]:
-            if name == "link":
-                found = bench_link()
-                yield name, found, describe_link(found)
-            elif name == "disk":
-                found = bench_disk(self.path)
-                yield name, found, describe_disk(found)
-            elif name == "kernels":
-                found = bench_kernels()
-                yield name, found, describe_kernels(found)
-            elif self.config is not None:
-                found = bench_step(self.config, self.steps, self.interrupt)
-                yield name, found, describe_step(found)
+def measure(
+    what: str | None, config: Config | None, steps: int, path: Path, interrupt: Interrupt
+) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield name, figures and table of `what`, or of all measurements that need no config."""
+    ways = {
+        "link": (bench_link, describe_link),
+        "disk": (lambda: bench_disk(path), describe_disk),
+        "kernels": (bench_kernels, describe_kernels),
+        "step": (lambda: bench_step(config, steps, interrupt), describe_step),
+    }
+    for name in [what] if what else ["link", "disk", "kernels"]:
+        run, describe = ways[name]
+        found = run()
+        yield name, found, describe(found)
 
 
 def _device() -> torch.device:

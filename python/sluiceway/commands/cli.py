@@ -296,10 +296,10 @@ def _bench(
         raise InvalidArgument("bench step: no run to measure; give --config CONFIG")
     checked = load_config(config, settings) if what == "step" else None
     with Interrupt() as interrupt:
-        from sluiceway.commands.bench import Bench
+        from sluiceway.commands.bench import measure
 
         found = {}
-        for name, figures, text in Bench(checked, steps, path, interrupt).measure(what):
+        for name, figures, text in measure(what, checked, steps, path, interrupt):
             found[name] = figures
             if not as_json:
                 print(text, flush=True)

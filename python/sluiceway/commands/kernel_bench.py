@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from sluiceway.machine.device_ops import ops_on
 from sluiceway.machine.placement import auto_device
 from sluiceway.machine.roofs import best_seconds_on
 
+_SECONDS = 1.0  # Time for each row.
 _ROWS = 2048  # Rows of a weight.
 # Larger than any cache, with its moments: of a processor, of a GPU.
 _ELEMENTS = {"cpu": 8 << 20, "cuda": 64 << 20}
@@ -23,74 +23,45 @@ _ADAM = {"factor": 1.0, "step": 1, "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "ep
          "weight_decay": 0.01, "seed": 0}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class KernelBench:
-    """Measurements of kernels on one device.
+def _rows(device: torch.device, elements: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kernel: the bytes that it has to read and write, and their GB/s.
 
-    Parameters
-    ----------
-    device : torch.device
-        The host device, or one that the compiled module can use.
-    elements : int
-        Elements of a weight, a multiple of its 2048 rows.
-    seconds : float
-        Time for each row.
+    A weight has `elements`, a multiple of its 2048 rows.
     """
 
-    device: torch.device
-    elements: int
-    seconds: float = 1.0
+    def random(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(elements, device=device).uniform_().to(dtype)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each kernel: the bytes that it has to read and write, and their GB/s."""
-        source, target = self._random(), self._random()
-        yield self._row("copy", 2 * source.nbytes, lambda: target.copy_(source))
-        for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16, stochastic")):
-            weight, gradient = self._random(dtype), self._random(dtype)
-            # Read: gradient, weight, moments; written: weight, moments.
-            count = 3 * weight.nbytes + 4 * source.nbytes
-            yield self._row(f"adam_step {name}", count, self._adam_step(weight, gradient))
-        yield self._torch_adam()
-        yield from self._codec()
-
-    def _random(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.zeros(self.elements, device=self.device).uniform_().to(dtype)
-
-    def _row(self, name: str, count: int, work: Callable[[], object]) -> dict[str, Any]:
-        seconds = best_seconds_on(self.device, work, self.seconds)
+    def row(name: str, count: int, work: Callable[[], object]) -> dict[str, Any]:
+        seconds = best_seconds_on(device, work, _SECONDS)
         return {"name": name, "bytes": count, "seconds": seconds, "gbps": count / seconds / 1e9}
 
-    def _adam_step(self, weight: torch.Tensor, gradient: torch.Tensor) -> Callable[[], object]:
-        first, second = (torch.zeros(self.elements, device=self.device) for _ in range(2))
-        compute = ops_on(self.device).compute()
-        return lambda: _core.adam_step(
-            "bench", weight, gradient, first, second, compute=compute, **_ADAM
+    compute = ops_on(device).compute()
+    source, target = random(), random()
+    yield row("copy", 2 * source.nbytes, lambda: target.copy_(source))
+    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16, stochastic")):
+        moments = (torch.zeros(elements, device=device) for _ in range(2))
+        tensors = (random(dtype), random(dtype), *moments)
+        # Read: gradient, weight, moments; written: weight, moments.
+        yield row(
+            f"adam_step {name}",
+            3 * tensors[0].nbytes + 4 * source.nbytes,
+            lambda t=tensors: _core.adam_step("bench", *t, compute=compute, **_ADAM),
         )
-
-    def _torch_adam(self) -> dict[str, Any]:
-        weight = torch.nn.Parameter(self._random())
-        weight.grad = self._random()
-        optimizer = torch.optim.AdamW([weight], fused=True, foreach=False)
-        return self._row("torch AdamW, fused fp32", 7 * weight.nbytes, optimizer.step)
-
-    def _codec(self) -> Iterator[dict[str, Any]]:
-        shape = (_ROWS, self.elements // _ROWS)
-        compute = ops_on(self.device).compute()
-        codec = _core.Codec(_CODEC, _RATIO, *shape, compute)
-        core = torch.zeros(codec.core_rows, codec.core_cols, device=self.device)
-        for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
-            matrix = self._random(dtype).view(shape)
-            # The core is written by the one and read by the other.
-            yield self._row(
-                f"compress {name}",
-                matrix.nbytes + core.nbytes,
-                lambda g=matrix: codec.compress(g, core, compute),
-            )
-            yield self._row(
-                f"decompress {name}",
-                2 * matrix.nbytes + core.nbytes,
-                lambda w=matrix: codec.apply(w, core, 1e-6, compute),
-            )
+    weight = torch.nn.Parameter(random())
+    weight.grad = random()
+    optimizer = torch.optim.AdamW([weight], fused=True, foreach=False)
+    yield row("torch AdamW, fused fp32", 7 * weight.nbytes, optimizer.step)
+    shape = (_ROWS, elements // _ROWS)
+    codec = _core.Codec(_CODEC, _RATIO, *shape, compute)
+    core = torch.zeros(codec.core_rows, codec.core_cols, device=device)
+    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+        matrix = random(dtype).view(shape)
+        # The core is written by the one and read by the other.
+        count = matrix.nbytes + core.nbytes
+        yield row(f"compress {name}", count, lambda g=matrix: codec.compress(g, core, compute))
+        count += matrix.nbytes
+        yield row(f"decompress {name}", count, lambda w=matrix: codec.apply(w, core, 1e-6, compute))
 
 
 def bench_device() -> torch.device:
@@ -105,13 +76,13 @@ def bench_kernels() -> dict[str, Any]:
     Every row has the kernel's rate as a fraction of the copy's rate.
     """
     device = bench_device()
-    bench = KernelBench(device, _ELEMENTS[device.type])
+    elements = _ELEMENTS[device.type]
     with _one_thread():
-        rows = list(bench.rows())
+        rows = list(_rows(device, elements))
     roof = rows[0]["gbps"]
     return {
         "device": ops_on(device).name,
-        "elements": bench.elements,
+        "elements": elements,
         "codec": f"{_CODEC}, ratio {_RATIO}",
         "rows": [{**r, "of_roof": r["gbps"] / roof} for r in rows],
     }
