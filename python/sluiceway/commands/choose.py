@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +32,20 @@ _PLACES = {
 }
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The model and machine to plan for, as the command line gives them.
-
-    Attributes
-    ----------
-    tokens : int
-        Of a step.
-    data : str or None
-        The data for a config.
-    """
-
-    model: Path
-    card: str | None = None
-    device: int | None = None
-    ram: int | None = None
-    disk: str | None = None
-    tokens: int = 8192
-    data: str | None = None
-
-
-def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
+def choose(
+    model: Path,
+    write: Path | None,
+    as_json: bool = False,
+    card: str | None = None,
+    device: int | None = None,
+    ram: int | None = None,
+    disk: str | None = None,
+    tokens: int = 8192,
+    data: str | None = None,
+) -> None:
     """Print a table with each engine's fastest way that fits, and write the config of the first.
+
+    A step has so many `tokens`, and the config trains on `data`.
 
     Raises
     ------
@@ -64,13 +54,13 @@ def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
     """
     if write is not None:
         check_new(write)
-    if wanted.data is not None:
-        check_files(wanted.data)
-    model = wanted.model.parent if wanted.model.name == CONFIG_FILE else wanted.model
-    machine = target_machine(wanted.card, wanted.device, wanted.ram, wanted.disk)
+    if data is not None:
+        check_files(data)
+    model = model.parent if model.name == CONFIG_FILE else model
+    machine = target_machine(card, device, ram, disk)
     if not sys.stderr.isatty():
         print("sluiceway: planning every engine, which may take a minute", file=sys.stderr)
-    found = find_choices(str(model), machine, wanted.tokens, _note)
+    found = find_choices(str(model), machine, tokens, _note)
     if as_json:
         print(json_text(_figures(str(model), machine, found)), flush=True)
     else:
@@ -79,8 +69,8 @@ def choose(wanted: Wanted, write: Path | None, as_json: bool) -> None:
     if best is None:
         raise OutOfMemory(_nothing_fits(found))
     if write is not None:
-        replace_file(write, config_text(best, machine, wanted.data, found.tokens).encode())
-        first = "" if wanted.data else "set data.train in it, then "
+        replace_file(write, config_text(best, machine, data, found.tokens).encode())
+        first = "" if data else "set data.train in it, then "
         print(
             f"{write}: {best.name}, which gives up {best.gives_up}; next: {first}sluiceway train "
             f"{write}",

@@ -152,9 +152,9 @@ def _plan(
     }  # fmt: skip
     if path.is_dir() or path.name == "config.json":
         _refuse({"--set": settings, "--measure": measure}, "a model", "give a config")
-        from sluiceway.commands.choose import Wanted, choose
+        from sluiceway.commands.choose import choose
 
-        choose(Wanted(path, card, device, ram, disk, tokens or 8192, data), write, as_json)
+        choose(path, write, as_json, card, device, ram, disk, tokens or 8192, data)
         return
     _refuse(of_model, "a config", "give a folder with a model")
     from sluiceway.config.file import load_config

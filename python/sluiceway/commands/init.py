@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from sluiceway.base.sizes import parse_bytes
-from sluiceway.commands.choose import Wanted, check_files, check_new, choose
+from sluiceway.commands.choose import check_files, check_new, choose
 from sluiceway.config.schema import PYDOC
 from sluiceway.errors import Error, InvalidArgument
 from sluiceway.machine.catalogue import card_of
@@ -35,23 +35,21 @@ def init(config: Path) -> None:
         wanted = _answers()
     except typer.Abort:  # Ctrl-C, or no more answers.
         raise KeyboardInterrupt from None
-    choose(wanted, config, as_json=False)
+    choose(write=config, **wanted)
 
 
-def _answers() -> Wanted:
+def _answers() -> dict[str, Any]:
+    """Return arguments of `choose`."""
     model = _ask("folder of the model", ".", lambda text: check_model_folder(text) and Path(text))
     data = _ask("file or folder to train on (pydoc: Python's manual)", PYDOC, _data)
     card = _ask("card, such as rtx4090; this: the device of this machine", _HERE, _card)
-    if card is None:
-        disk = _ask("folder on the drive for states; none: no drive", ".", _disk)
-        return Wanted(model, None, None, None, disk, _tokens(), data)
-    ram = _ask("memory of that machine", "32GiB", _size)
-    disk = _ask("its drive: sata, gen3, gen4 or gen5, as gen4:2TB; none: no drive", "gen4", _disk)
-    return Wanted(model, card, None, ram, disk, _tokens(), data)
-
-
-def _tokens() -> int:
-    return _ask("tokens of a step", "8192", _count)
+    ram, drive, default = None, "folder on the drive for states; none: no drive", "."
+    if card is not None:
+        ram = _ask("memory of that machine", "32GiB", _size)
+        drive, default = "its drive: sata, gen3, gen4 or gen5, as gen4:2TB; none: no drive", "gen4"
+    disk = _ask(drive, default, _disk)
+    tokens = _ask("tokens of a step", "8192", _count)
+    return {"model": model, "card": card, "ram": ram, "disk": disk, "tokens": tokens, "data": data}
 
 
 def _ask(question: str, default: str, check: Callable[[str], Any]) -> Any:
