@@ -27,7 +27,6 @@ from sluiceway.errors import InvalidArgument, OutOfMemory
 from sluiceway.machine.finding import first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.machine.processor import available_bytes
-from sluiceway.machine.storage import check_folder
 from sluiceway.model.skeleton import build_skeleton, shape_of
 from sluiceway.run.session import Inputs
 from sluiceway.text.sequences import Sequences
@@ -58,30 +57,11 @@ class _Cut:
         }
 
 
-def check_trial(config: Config, folder: Path) -> None:
-    """Refuse a trial that cannot begin, before the plan takes its time.
-
-    Raises
-    ------
-    sluiceway.errors.IoError
-        The folder does not exist, or this process may not write to it.
-    sluiceway.errors.InvalidArgument
-        This machine does not have the device.
-    """
-    check_folder(folder, "--measure")
-    choose_placement(config)
-
-
 def measure_plan(config: Config, figures: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train some steps with as many blocks as fit, and return predicted and measured figures.
 
-    Parameters
-    ----------
-    config : Config
-    figures : dict
-        Those of the whole model's plan; its choices are the trial's.
-    folder : Path
-        A folder on the disk to try. Files of the trial are removed when it ends.
+    `figures` are those of the whole model's plan; its choices are the trial's. Files of the trial
+    are removed from `folder`, which is on the disk to try, when it ends.
 
     Raises
     ------

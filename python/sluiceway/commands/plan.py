@@ -16,7 +16,14 @@ from sluiceway.engines.plan import EnginePlan, trained_elements
 from sluiceway.errors import InvalidArgument, IoError, OutOfMemory, Unavailable
 from sluiceway.machine.card import card_memory
 from sluiceway.machine.footprint import FIRST_USE_BYTES
-from sluiceway.machine.placement import DTYPES, Placement, is_here, too_many_threads
+from sluiceway.machine.placement import (
+    DTYPES,
+    Placement,
+    choose_placement,
+    is_here,
+    too_many_threads,
+)
+from sluiceway.machine.storage import check_folder
 from sluiceway.machine.wear import RATED_TB, hiding_tokens, tb_per_day
 from sluiceway.model.folder import load_tokenizer
 from sluiceway.model.rehearsal import Rehearsal
@@ -31,18 +38,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A prediction of memory, traffic and step time, as figures for programs and text for people.
+    """Memory, traffic and step time of a run, as figures for programs and text for people."""
 
-    Parameters
-    ----------
-    figures : dict
-        Plain numbers. `over_budget` is None, or a text with the tier that is too small.
-    engine : EnginePlan
-        Prints the lines that only this engine has.
-    """
-
+    # Plain numbers; `over_budget` is None, or a text with the tier that is too small.
     figures: dict[str, Any]
-    engine: EnginePlan
+    engine: EnginePlan  # Prints the lines that only this engine has.
 
     def text(self) -> str:
         """Return the table for people, with lines above and below it."""
@@ -72,21 +72,19 @@ class RunPlan:
 def make_plan(config: Config, speeds: dict[str, Any] | None = None) -> RunPlan:
     """Predict bytes per tier, bytes per link and seconds per step.
 
-    Parameters
-    ----------
-    speeds : dict or None
-        The rates that another plan assumed; None measures them.
+    `speeds` are rates that another plan assumed; None measures them.
     """
     found = predict(config, speeds)
     config, plan, speeds, placement = found.config, found.plan, found.speeds, found.placement
     tiers = plan.tiers(found.rehearsal)
     tiers["process"] = found.process_bytes + FIRST_USE_BYTES + _in_process(placement, tiers)
-    trained = trained_elements(found.model)
-    card = _card(placement)
+    budgets = {tier: getattr(config.budget, tier, None) for tier in tiers}  # The process has none.
+    trained, here = trained_elements(found.model), is_here(placement.name)
+    card = card_memory(placement.device) if here and placement.name != "host" else {}
     links, seconds = plan.links(), plan.seconds(found.rehearsal, speeds)
     figures = {
         "model": config.model.path,
-        "device": {"name": placement.name, "here": is_here(placement.name), **card},
+        "device": {"name": placement.name, "here": here, **card},
         "engine": config.engine.kind,
         **plan.figures,
         "parameters": {
@@ -94,15 +92,14 @@ def make_plan(config: Config, speeds: dict[str, Any] | None = None) -> RunPlan:
             "frozen": sum(p.numel() for p in found.model.parameters()) - trained,
         },
         "peak_bytes": tiers,
-        "budget_bytes": {tier: _limit(config, tier) for tier in tiers},
+        "budget_bytes": budgets,
         "bytes_per_step": links,
         "seconds_per_step": seconds,
         **({"disk": _disk(plan, links, trained, seconds, speeds)} if "disk_read" in links else {}),
         "native_device_bytes": _native_bytes(config, found.rehearse_native(), trained),
         "tokens_per_step": config.tokens_per_step,
         "assumed": speeds,
-        "over_budget": _over_budget(config, tiers, plan)
-        or _over_card(placement.name, card, tiers["device"], plan),
+        "over_budget": _too_small(tiers, budgets, placement.name, card, plan),
     }
     return RunPlan(figures, plan)
 
@@ -135,17 +132,6 @@ def _in_process(placement: Placement, tiers: dict[str, int]) -> int:
     return sum(count for tier, count in tiers.items() if tier not in elsewhere)
 
 
-def _card(placement: Placement) -> dict[str, int]:
-    """Memory of the card, if this machine has it."""
-    has_one = placement.name != "host" and is_here(placement.name)
-    return card_memory(placement.device) if has_one else {}
-
-
-def _limit(config: Config, tier: str) -> int | None:
-    """Budget of a tier; None for the process as a whole."""
-    return getattr(config.budget, tier, None)
-
-
 def _native_bytes(config: Config, rehearsal: Rehearsal, trained: int) -> int:
     """Device bytes of plain AdamW on the same trained weights, with whole gradients and moments."""
     element = DTYPES[config.model.dtype].itemsize
@@ -153,27 +139,24 @@ def _native_bytes(config: Config, rehearsal: Rehearsal, trained: int) -> int:
     return max(gradients, rehearsal.peak_bytes) + 2 * element * trained
 
 
-def _over_budget(config: Config, tiers: dict[str, int], plan: EnginePlan) -> str | None:
-    for tier, count in tiers.items():
-        limit = _limit(config, tier)
-        if limit is not None and count > limit:
+def _too_small(
+    tiers: dict[str, int],
+    budgets: dict[str, int | None],
+    device: str,
+    card: dict[str, int],
+    plan: EnginePlan,
+) -> str | None:
+    """Say which budget is too small, or that the card is, whatever budget.device says."""
+    limits = [(tier, f"budget.{tier}", "budget is", limit) for tier, limit in budgets.items()]
+    limits.append(("device", device, "card has", card.get("memory_bytes")))
+    for tier, name, said, limit in limits:
+        if limit is not None and tiers[tier] > limit:
             return (
-                f"budget.{tier}: the run needs {count} bytes ({format_bytes(count)}), "
-                f"the budget is {limit} bytes ({format_bytes(limit)}); "
+                f"{name}: the run needs {tiers[tier]} bytes ({format_bytes(tiers[tier])}), "
+                f"the {said} {limit} bytes ({format_bytes(limit)}); "
                 + (plan.on_device if tier == "device" else plan.advice)
             )
     return None
-
-
-def _over_card(name: str, card: dict[str, int], needed: int, plan: EnginePlan) -> str | None:
-    """Say that the card of this machine is too small, whatever budget.device is."""
-    if needed <= card.get("memory_bytes", needed):
-        return None
-    total = card["memory_bytes"]
-    return (
-        f"{name}: the run needs {needed} bytes ({format_bytes(needed)}), "
-        f"the card has {total} bytes ({format_bytes(total)}); {plan.on_device}"
-    )
 
 
 def show_plan(
@@ -181,36 +164,30 @@ def show_plan(
 ) -> None:
     """Print the plan.
 
-    Parameters
-    ----------
-    trial : Path or None
-        A folder in which a few steps are measured, with random weights and as many blocks as fit.
-    reads_data : bool
-        Read the data, say what was found, and show the first sequence.
+    In the folder `trial`, if there is one, measure a few steps with random weights and as many
+    blocks as fit. With `reads_data` say what was found in the data, and show the first sequence.
 
     Raises
     ------
     sluiceway.errors.OutOfMemory
         A budget is too small for the run.
     """
-    if said := too_many_threads(config):
-        print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
+    _tell_refusal(too_many_threads(config))
     data = None
     if config.train.epochs is not None:  # The plan needs their steps.
         config, data = _with_data(config)
-    elif not reads_data and (said := missing_files(config.data)):
-        print(f"sluiceway: train would be refused here: {said}", file=sys.stderr)
-    if trial is not None:
-        from sluiceway.commands.measured_plan import check_trial
-
-        check_trial(config, trial)
+    elif not reads_data:
+        _tell_refusal(missing_files(config.data))
+    if trial is not None:  # Before the plan takes its time.
+        check_folder(trial, "--measure")
+        choose_placement(config)
     plan = make_plan(config)
     figures, over = plan.figures, plan.figures["over_budget"]
     if reads_data:
         try:  # Only now: the plan counts the memory of this process.
             data = data or _with_data(config)[1]
         except (InvalidArgument, IoError, Unavailable) as error:
-            print(f"sluiceway: train would be refused here: {error}", file=sys.stderr)
+            _tell_refusal(error)
         figures["data"] = data and data.counts
         if data and not as_json:
             print(*_data_lines(config, data), "", sep="\n")
@@ -229,6 +206,11 @@ def show_plan(
             f"{over}\nsluiceway plan {config.model.path} lists what fits this machine; --device, "
             "--ram and --disk describe another one"
         )
+
+
+def _tell_refusal(reason: object) -> None:
+    if reason:
+        print(f"sluiceway: train would be refused here: {reason}", file=sys.stderr)
 
 
 def _with_data(config: Config) -> tuple[Config, Inputs]:
