@@ -35,15 +35,7 @@ def doctor(path: Path, quick: bool, as_json: bool) -> None:
 
 
 def examine(path: Path, quick: bool) -> list[Finding]:
-    """Return all findings that the command lists.
-
-    Parameters
-    ----------
-    path : Path
-        Folder on the disk to examine.
-    quick : bool
-        Neither measure rates nor train steps.
-    """
+    """Return all findings that the command lists; `quick` neither measures rates nor trains."""
     check_folder(path)
     findings = [Finding("python", platform.python_version()), *software_findings()]
     findings += [*processor_findings(), *disk_findings(path, quick)]

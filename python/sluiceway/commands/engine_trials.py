@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,52 +31,40 @@ _ADVICE = "training with it fails here: report this line, with the output of slu
 # ---- In the child --------------------------------------------------------------------------------
 
 
-def _native(model: Any, folder: str) -> Any:
-    import torch
+# The first word of a name is the kind of the engine.
+TRIALS: dict[str, dict[str, Any]] = {
+    "native": {},
+    "subspace": {},
+    "subspace, cores": {"codec": "block_random"},
+    "subspace, fused": {"fused": True},
+    "offload, host": {"tier": "host"},
+    "offload, disk": {"tier": "disk"},
+    "offload, 8bit": {"tier": "host", "state_codec": "8bit"},
+    "offload, streamed": {"tier": "host", "weights": "streamed", "chunk": 64 << 10},
+    "zo, device": {"tier": "device"},
+    "zo, host": {"tier": "host"},
+}
 
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
+def _optimizer(name: str, model: Any, folder: str) -> Any:
+    """Make the optimizer of a trial; import no other, so that a broken engine names itself."""
+    kind, options = name.partition(",")[0], {"lr": 1e-2, **TRIALS[name]}
+    if kind == "native":
+        from torch.optim import AdamW
 
-def _subspace(**options: Any) -> Callable[[Any, str], Any]:
-    def make(model: Any, folder: str) -> Any:
+        return AdamW(model.parameters(), **options)
+    if kind == "subspace":
         from sluiceway.optim.subspace.optimizer import SubspaceAdamW
 
-        return SubspaceAdamW(model, lr=1e-2, **options)
-
-    return make
-
-
-def _offload(tier: str, **options: Any) -> Callable[[Any, str], Any]:
-    def make(model: Any, folder: str) -> Any:
-        from sluiceway.optim.offload.optimizer import OffloadAdamW
-
-        path = {"path": os.path.join(folder, "store")} if tier == "disk" else {}
-        return OffloadAdamW(model, lr=1e-2, tier=tier, **path, **options)
-
-    return make
-
-
-def _zo(tier: str) -> Callable[[Any, str], Any]:
-    def make(model: Any, folder: str) -> Any:
+        return SubspaceAdamW(model, **options)
+    if kind == "zo":
         from sluiceway.optim.zo.optimizer import ZoSgd
 
-        return ZoSgd(model, lr=1e-2, tier=tier)
+        return ZoSgd(model, **options)
+    from sluiceway.optim.offload.optimizer import OffloadAdamW
 
-    return make
-
-
-TRIALS: dict[str, Callable[[Any, str], Any]] = {
-    "native": _native,
-    "subspace": _subspace(),
-    "subspace, cores": _subspace(codec="block_random"),
-    "subspace, fused": _subspace(fused=True),
-    "offload, host": _offload("host"),
-    "offload, disk": _offload("disk"),
-    "offload, 8bit": _offload("host", state_codec="8bit"),
-    "offload, streamed": _offload("host", weights="streamed", chunk=64 << 10),
-    "zo, device": _zo("device"),
-    "zo, host": _zo("host"),
-}
+    path = {"path": os.path.join(folder, "store")} if options["tier"] == "disk" else {}
+    return OffloadAdamW(model, **path, **options)
 
 
 def _weights_on_host(model: Any) -> dict[str, Any]:
@@ -103,7 +91,7 @@ def try_steps(name: str, device: str, folder: str) -> float:
     model.to(where)
     inputs, wanted = torch.randn(32, 16, device=where), torch.randn(32, 8, device=where)
     before = _weights_on_host(model)
-    made = TRIALS[name](model, folder)
+    made = _optimizer(name, model, folder)
     closing: AbstractContextManager[Any] = made if hasattr(made, "close") else nullcontext(made)
     with closing as optimizer:
 
@@ -147,16 +135,10 @@ def try_each(device: str, folder: str, names: list[str]) -> None:
 
 
 def engine_findings(path: Path, device: str, seconds: float = SECONDS) -> Iterator[Finding]:
-    """Yield a finding for each engine.
+    """Yield a finding for each engine on a device, host or cuda:N.
 
-    Parameters
-    ----------
-    path : Path
-        Folder on the disk that the disk tier uses. It is left as it was.
-    device : str
-        host or cuda:N.
-    seconds : float
-        Time limit for the steps of one engine.
+    The disk tier uses the folder `path`, which is left as it was. The steps of one engine may take
+    `seconds`.
     """
     left = list(TRIALS)
     while left:
