@@ -106,7 +106,7 @@ def _resume(
     The run ends as if it had never stopped. The command prints what --set changes. It ends with an
     error if a change would make it another run, or if any byte of the save has changed.
     """
-    from sluiceway.commands.resume import resume
+    from sluiceway.commands.train import resume
 
     resume(folder, settings, previous, from_save, as_json)
 
@@ -259,9 +259,14 @@ def _report(
 
     It shows several runs side by side, each with its comparison.
     """
-    from sluiceway.commands.report import report
+    from sluiceway.base.json_text import json_text
+    from sluiceway.base.sizes import format_bytes
+    from sluiceway.report import write_report
 
-    report(folders, out, as_json)
+    written = write_report(folders, out)
+    names = ", ".join(run["name"] for run in written["runs"])
+    said = f"{written['report']}: {names}, {format_bytes(written['bytes'])}"
+    print(json_text(written) if as_json else said)
 
 
 @_command(app, "doctor")

@@ -1,4 +1,4 @@
-"""`sluiceway train`: trains a new run from a config; prints the result of any run."""
+"""`sluiceway train` and `resume`: begin a run from a config, or continue one from a save."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from sluiceway.base.atomic import recover_folder
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.json_text import json_text
+from sluiceway.config.changes import changes
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import with_absolute_paths
+from sluiceway.run.last_save import has_save, last_save, tell_changes
 from sluiceway.run.progress import LastingOutput
-from sluiceway.run.run_folder import RunFolder
+from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
 
 
 def train(
@@ -44,18 +47,47 @@ def train(
             checked = planned(checked, path, as_json)
         folder = RunFolder.create(path, checked)
         try:
-            with progress_sink(as_json) as sink:
+            with _progress_sink(as_json) as sink:
                 summary = Run(checked, folder, interrupt, sink).train(inputs)
         except BaseException:
             folder.discard_if_unused()
             raise
         finally:
             folder.close()
-    print_summary(path, summary, as_json)
+    _print_summary(path, summary, as_json)
+
+
+def resume(
+    path: Path, settings: list[str] | None, previous: bool, from_save: bool, as_json: bool
+) -> None:
+    """Print the changes by `settings`, train to the end, and print the result.
+
+    `previous` continues from the save before the last, and drops the last one and all later steps.
+    `from_save` continues from the last save, and drops all steps that a store committed after it.
+    """
+    RunFolder.check(path)
+    after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
+    if after.engine.awaits_plan:  # Refuse other changes before planning.
+        changes(load_config(path / CONFIG_FILE), after)
+        from sluiceway.run.planning import planned
+
+        after = planned(after, path, as_json)
+    with Interrupt() as interrupt, contextlib.closing(RunFolder.reopen(path)) as folder:
+        recover_folder(folder.checkpoint_path)
+        drops_commits = previous or from_save
+        commits = after.engine.commits and not drops_commits
+        save = last_save(path, previous) if has_save(path) or not commits else None
+        if save is not None:
+            tell_changes(save.config, after)
+        from sluiceway.run.run import Run
+
+        with _progress_sink(as_json) as sink:
+            summary = Run(after, folder, interrupt, sink).resume(save, drops_commits)
+    _print_summary(path, summary, as_json)
 
 
 @contextlib.contextmanager
-def progress_sink(as_json: bool) -> Iterator[TextIO | LastingOutput]:
+def _progress_sink(as_json: bool) -> Iterator[TextIO | LastingOutput]:
     """Yield the stream for progress, which discards it if the output is JSON."""
     if not as_json:
         yield LastingOutput(sys.stdout)
@@ -64,7 +96,7 @@ def progress_sink(as_json: bool) -> Iterator[TextIO | LastingOutput]:
         yield nowhere
 
 
-def print_summary(path: Path, summary: dict[str, Any], as_json: bool) -> None:
+def _print_summary(path: Path, summary: dict[str, Any], as_json: bool) -> None:
     """Print the result of a run, as a line or as JSON."""
     if as_json:
         print(json_text({"folder": str(path), **summary}))
