@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ from torch.nn import functional
 from sluiceway.config.schema import Config, DataSection, TrainSection
 from sluiceway.text.documents import KINDS, Corpus, read_corpora
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
+
+_AHEAD = 4  # Batches that may wait for their step.
 
 
 @dataclass(frozen=True)
@@ -179,53 +184,27 @@ def joined(batches: Sequence[Batch]) -> Batch:
 class Prefetch:
     """Makes batches in a thread of its own, a few ahead of the step.
 
-    Parameters
-    ----------
-    batches : Batches
-        Source of the batches.
-    position : int
-        Position of the first batch.
-    ahead : int
-        Most batches that may wait.
-    cpu : int or None
-        Core that the thread stays on; None allows any.
+    The thread stays on the core `cpu` if there is one. It ends with `close`.
     """
 
-    def __init__(
-        self, batches: Batches, position: int, ahead: int = 4, cpu: int | None = None
-    ) -> None:
-        self._batches = batches
-        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=ahead)
-        self._stopping = threading.Event()
-        self._cpu = cpu
-        self._thread = threading.Thread(
-            target=self._work, args=(position,), name="sluiceway-data", daemon=True
-        )
-        self._thread.start()
+    def __init__(self, batches: Batches, position: int, cpu: int | None = None) -> None:
+        self._thread = ThreadPoolExecutor(1, "sluiceway-data", _stay_on, (cpu,))
+        submitted = partial(self._thread.submit, batches.__getitem__)
+        self._coming = map(submitted, itertools.count(position))
+        self._ready = deque(itertools.islice(self._coming, _AHEAD))
 
     def next(self) -> Batch:
-        """Return the next batch in order."""
-        batch = self._ready.get()
-        if isinstance(batch, BaseException):
-            raise batch
-        return batch
+        """Return the next batch in order, or raise the error that it was made with."""
+        self._ready.append(next(self._coming))
+        return self._ready.popleft().result()
 
     def close(self) -> None:
-        """Stop the thread and drop the waiting batches."""
-        self._stopping.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.01)
-            except queue.Empty:
-                continue
-        self._thread.join()
+        """Drop the waiting batches, and wait for the thread to end."""
+        self._thread.shutdown(cancel_futures=True)
 
-    def _work(self, position: int) -> None:
-        try:
-            if self._cpu is not None:
-                os.sched_setaffinity(0, {self._cpu})
-            while not self._stopping.is_set():
-                self._ready.put(self._batches[position])
-                position += 1
-        except BaseException as error:  # next() raises it in the thread that can act on it.
-            self._ready.put(error)
+
+def _stay_on(cpu: int | None) -> None:
+    """Keep the calling thread on a core; None allows any."""
+    if cpu is not None:
+        with contextlib.suppress(OSError):  # The core may be taken by now.
+            os.sched_setaffinity(0, {cpu})
