@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from sluiceway.config.schema import Config, DataSection, TrainSection
-from sluiceway.text.documents import KINDS, Corpus, read_corpora
+from sluiceway.text.documents import KINDS, read_corpora
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
 
 _AHEAD = 4  # Batches that may wait for their step.
@@ -37,33 +37,24 @@ def load_sequences(
     config: Config, tokenizer: Any, vocabulary: int
 ) -> tuple[Sequences, Sequences | None, dict[str, int]]:
     """Read what `config.data` names: training, held-out (None if there is none), and counts."""
-    data = config.data
-    counts: dict[str, int] = {"replaced_bytes": 0}
-    corpus, other = read_corpora(data)
-    train = _made(corpus, tokenizer, data, "train", vocabulary, counts)
-    held_out = _made(other, tokenizer, data, "eval", vocabulary, counts) if other else None
-    return train, held_out, counts
-
-
-def _made(
-    corpus: Corpus,
-    tokenizer: Any,
-    data: DataSection,
-    part: str,
-    vocabulary: int,
-    counts: dict[str, int],
-) -> Sequences:
-    sequences = make_sequences(corpus, tokenizer, data, part, vocabulary)
-    counts |= {f"{part}_{kind}": count for kind, count in corpus.kinds().items()}
-    counts[f"{part}_files"] = corpus.files
-    counts[f"{part}_documents"] = len(corpus.documents)
-    counts[f"{part}_sequences"] = len(sequences)
-    counts[f"{part}_tokens"] = int(sequences.lengths.sum())
-    counts[f"{part}_learned"] = int(sequences.learned_tokens().sum())
-    counts[f"{part}_cut"] = sequences.cut
-    counts[f"{part}_left_out"] = sequences.left_out
-    counts["replaced_bytes"] += corpus.replaced
-    return sequences
+    found: dict[str, Sequences] = {}
+    counts = {"replaced_bytes": 0}
+    for part, corpus in zip(("train", "eval"), read_corpora(config.data), strict=True):
+        if corpus is None:
+            continue
+        found[part] = made = make_sequences(corpus, tokenizer, config.data, part, vocabulary)
+        counts["replaced_bytes"] += corpus.replaced
+        each = corpus.kinds() | {
+            "files": corpus.files,
+            "documents": len(corpus.documents),
+            "sequences": len(made),
+            "tokens": int(made.lengths.sum()),
+            "learned": int(made.learned_tokens().sum()),
+            "cut": made.cut,
+            "left_out": made.left_out,
+        }
+        counts |= {f"{part}_{name}": count for name, count in each.items()}
+    return found["train"], found.get("eval"), counts
 
 
 def describe_sequences(data: DataSection, counts: dict[str, int]) -> list[str]:
@@ -165,16 +156,15 @@ def joined(batches: Sequence[Batch]) -> Batch:
     """Put micro-batches side by side, shorter ones padded on the right."""
     if len(batches) == 1:
         return batches[0]
-    width = max(batch.inputs["input_ids"].shape[1] for batch in batches)
-    padded: dict[str, list[torch.Tensor]] = {}
+    rows: dict[str, list[torch.Tensor]] = defaultdict(list)
     for batch in batches:
-        ids = batch.inputs["input_ids"]
-        inputs = {"attention_mask": torch.ones_like(ids), **batch.inputs}
-        for name, tensor in inputs.items():
-            filling = IGNORED if name == "labels" else 0
-            more = (0, width - ids.shape[1])
-            padded.setdefault(name, []).append(functional.pad(tensor, more, value=filling))
-    inputs = {name: torch.cat(tensors) for name, tensors in padded.items()}
+        mask = torch.ones_like(batch.inputs["input_ids"])
+        for name, tensor in {"attention_mask": mask, **batch.inputs}.items():
+            rows[name].extend(tensor)
+    inputs = {
+        name: pad_sequence(each, batch_first=True, padding_value=IGNORED if name == "labels" else 0)
+        for name, each in rows.items()
+    }
     if inputs["attention_mask"].all():
         del inputs["attention_mask"]
     tokens, learned = (sum(getattr(b, n) for b in batches) for n in ("tokens", "learned"))
