@@ -52,6 +52,7 @@ _BINARY = {
 _SNIFFED = 3  # Lines that say whether a file holds JSON records.
 _NOT_UTF8 = 0.1  # Largest share of bytes that are not UTF-8 in what may pass as text.
 _WIDE = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")  # Marks of UTF-32.
+_BLANKS = re.compile(r"[ \t\r\n]*")  # Between the values of JSON.
 _HELD_OUT = ("validation", "valid", "eval", "dev", "test")  # Names that data sets give that part.
 
 Row = tuple[str, str | dict[str, Any]]  # Place, as file:line, and a text or a record.
@@ -344,7 +345,7 @@ def _json_array(path: Path, text: str) -> Iterator[Row]:
     decoder = json.JSONDecoder()
     counted, line, at, comma = 0, 1, text.index("[") + 1, False
     while True:
-        at = _skip(text, at)
+        at = _BLANKS.match(text, at).end()
         line, counted = line + text.count("\n", counted, at), at
         if text[at : at + 1] == "]" and not text[at + 1 :].strip() and not comma:
             return
@@ -354,18 +355,12 @@ def _json_array(path: Path, text: str) -> Iterator[Row]:
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"{place}: is not JSON, expected an array of objects") from error
         yield place, _object(record, place)
-        at = _skip(text, at)
+        at = _BLANKS.match(text, at).end()
         comma = text[at : at + 1] == ","
         if comma:
             at += 1
         elif text[at : at + 1] != "]":
             raise InvalidArgument(f"{place}: is not JSON, expected an array of objects")
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
 
 
 def _loaded(line: str, place: str) -> Any:

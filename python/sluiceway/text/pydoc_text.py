@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import hashlib
 
-from sluiceway.errors import InvalidArgument
-
 _REPEATED = 40  # Shorter paragraphs, such as headings, may occur in both parts.
 
 
 def pydoc_text(part: str) -> list[str]:
-    """Return texts of `pydoc_data.topics`.
+    """Return the texts of `pydoc_data.topics` for a part, "train" or "eval".
 
-    Parameters
-    ----------
-    part : str
-        "train" or "eval". A hash of a topic's name decides whether it is held out, about one in
-        eight, the same in every version of Python. The manual repeats itself across topics, so a
-        paragraph is kept once, and never in both parts.
+    A hash of a topic's name decides whether it is held out, about one in eight, the same in every
+    version of Python. The manual repeats itself across topics, so a paragraph is kept once, and
+    never in both parts.
     """
     from pydoc_data.topics import topics
 
-    if part not in ("train", "eval"):
-        raise InvalidArgument(f"pydoc_text: part is {part!r}, expected 'train' or 'eval'")
     parts: dict[str, list[str]] = {"eval": [], "train": []}
     held_out = {name for name in topics if _hash(name) % 8 == 0}
     seen: set[str] = set()
