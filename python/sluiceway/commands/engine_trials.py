@@ -20,8 +20,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from sluiceway.base.first_line import first_line
 from sluiceway.errors import Error
-from sluiceway.machine.finding import MISSING, Finding, first_line, last_words
+from sluiceway.machine.finding import MISSING, Finding, last_words
 
 SECONDS = 60.0  # For one engine, with the import of torch and the first use of the device.
 STEPS = 3  # A hang shows when the second or third step waits for the one before it.

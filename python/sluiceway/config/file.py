@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from sluiceway.base.first_line import first_line
 from sluiceway.config.complaints import Complaints
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines import DEFAULT_KIND, section_of
@@ -122,7 +123,7 @@ def _read(path: Path) -> tuple[dict, dict[tuple, int]]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         at = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise InvalidArgument(f"{path}{at}: is not YAML, {problem}") from None
     if not isinstance(tree, dict):
         raise InvalidArgument(

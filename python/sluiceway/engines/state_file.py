@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sluiceway.base.first_line import first_line
 from sluiceway.errors import Corrupt
 
 _PICKLE_PROTOCOL = 2  # That of torch.save.
@@ -59,7 +60,7 @@ def read_state(path: Path, mapped: bool = False) -> dict[str, Any]:
     try:
         return torch.load(path, weights_only=True, map_location="cpu", mmap=mapped)
     except (RuntimeError, OSError, EOFError) as error:
-        raise Corrupt(f"{path.parent}: cannot be read, {str(error).splitlines()[0]}") from None
+        raise Corrupt(f"{path.parent}: cannot be read, {first_line(error)}") from None
 
 
 class _RecordWriter:

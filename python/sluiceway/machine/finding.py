@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluiceway.base.first_line import first_line as first_line  # Some import it from here.
+
 OK, SLOW, MISSING = "ok", "slow", "missing"
 
 
@@ -28,11 +30,6 @@ class Finding:
     advice: str = ""
     required: bool = False
     figures: dict[str, Any] = field(default_factory=dict)
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an error's text, or the error's type if it has no text."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def last_words(lines: list[str]) -> str:

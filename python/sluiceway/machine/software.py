@@ -8,8 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from sluiceway.base.first_line import first_line
 from sluiceway.machine.card import card_findings
-from sluiceway.machine.finding import MISSING, Finding, first_line
+from sluiceway.machine.finding import MISSING, Finding
 
 
 def software_findings() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluiceway.base.first_line import first_line
 from sluiceway.config.shape import CONFIG_FILE, context_of
 from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.model.safetensors_header import SafetensorsHeader, check_weights_file
@@ -116,7 +117,7 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers raises half a dozen types here.
         raise InvalidArgument(
-            f"model.path: {folder} has no tokenizer that transformers can load, {_first(error)}"
+            f"model.path: {folder} has no tokenizer that transformers can load, {first_line(error)}"
         ) from None
 
 
@@ -149,7 +150,7 @@ def load_model(
         raise
     except Exception as error:
         raise InvalidArgument(
-            f"model.path: transformers cannot load {folder}, {_first(error)}"
+            f"model.path: transformers cannot load {folder}, {first_line(error)}"
         ) from None
     _check_loaded(folder, type(model).__name__, loaded)
     _own_memory([*model.buffers()] if mapped else [*model.parameters(), *model.buffers()])
@@ -186,11 +187,6 @@ def _own_memory(tensors: list[torch.Tensor]) -> None:
     """
     for tensor in tensors:
         tensor.data = tensor.data.clone()
-
-
-def _first(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def check_context(config: dict, folder: str, sequence_length: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sluiceway.base.first_line import first_line
 from sluiceway.errors import InvalidArgument, IoError
 
 
@@ -23,8 +24,9 @@ def check_account(repository: str) -> None:
     try:
         validate_repo_id(repository)
     except errors.HFValidationError as error:
-        reason = str(error).partition("\n")[0]
-        raise InvalidArgument(f"--push: {repository} cannot be a repository: {reason}") from None
+        raise InvalidArgument(
+            f"--push: {repository} cannot be a repository: {first_line(error)}"
+        ) from None
     try:
         HfApi().whoami()
     except errors.LocalTokenNotFoundError:
@@ -57,5 +59,4 @@ def push_folder(folder: Path, repository: str) -> str:
 
 
 def _refused(repository: str, error: Exception, more: str = "") -> IoError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return IoError(f"--push: {repository} could not be written, {reason}{more}")
+    return IoError(f"--push: {repository} could not be written, {first_line(error)}{more}")

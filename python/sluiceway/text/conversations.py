@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from sluiceway.base.first_line import first_line
 from sluiceway.config.schema import is_file_name
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 from sluiceway.text.documents import Document
@@ -240,7 +241,7 @@ def _templated(document: Document, tokenizer: Any, messages: list, **options: An
         template = tokenizer.get_chat_template(options.pop("chat_template", None), document.tools)
         return tokenizer.apply_chat_template(messages, chat_template=_dated(template), **options)
     except (TemplateError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgument(
-            f"{document.place}: the tokenizer's chat template rejects the messages, {reason}"
+            f"{document.place}: the tokenizer's chat template rejects the messages, "
+            f"{first_line(error)}"
         ) from None

@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from sluiceway.base.first_line import first_line
 from sluiceway.config.schema import HUB, DataSection, is_local
 from sluiceway.errors import InvalidArgument, IoError, Unavailable
 
@@ -250,11 +251,9 @@ def _downloaded(name: str, part: str) -> Path:
             allow_patterns=patterns,
         )
     except Exception as error:  # Those of the HTTP library, too, which huggingface_hub passes on.
-        lines = [line for line in map(str.strip, str(error).splitlines()) if line]
-        reason = (lines or [type(error).__name__])[0].rstrip(".")
         raise IoError(
-            f"data.{part}: {name} cannot be downloaded, {reason}; check the name, the network, and "
-            "for a private one hf auth login",
+            f"data.{part}: {name} cannot be downloaded, {first_line(error).rstrip('.')}; check the "
+            "name, the network, and for a private one hf auth login",
             errno.ENOENT,
             name,
         ) from None
@@ -288,8 +287,7 @@ def _table(path: Path, rows: Iterator[dict[str, Any]], errors: Any) -> Iterator[
 
 
 def _unreadable(at: Path | str, error: BaseException) -> InvalidArgument:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return InvalidArgument(f"{at}: cannot be read, {reason}")
+    return InvalidArgument(f"{at}: cannot be read, {first_line(error)}")
 
 
 def _not_installed(library: str, path: Path) -> Unavailable:

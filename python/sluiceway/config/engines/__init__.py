@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from sluiceway.base.first_line import first_line
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.errors import InvalidArgument
 
@@ -66,10 +67,9 @@ def load_registered(kind: str) -> Any:
     try:
         engine = point.load()
     except (Exception, SystemExit) as error:  # Whatever a foreign module does while it is imported.
-        reason = str(error).splitlines()[0] if str(error) else "no text"
         raise InvalidArgument(
-            f"{came}, which cannot be loaded, {type(error).__name__}: {reason}; mend or uninstall "
-            "it"
+            f"{came}, which cannot be loaded, {type(error).__name__}: {first_line(error)}; mend or "
+            "uninstall it"
         ) from error
     section = getattr(engine, "section", None)
     if not (inspect.isclass(section) and issubclass(section, EngineSection)):
