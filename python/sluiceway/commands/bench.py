@@ -74,12 +74,9 @@ def describe_link(found: dict[str, Any]) -> str:
 
 
 def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, Any]:
-    """Train a few steps with plain AdamW, then with the config's engine; nothing is saved.
+    """Train `steps` with plain AdamW, then with the config's engine; nothing is saved.
 
-    Parameters
-    ----------
-    steps : int
-        Steps of each engine; the first three are not timed.
+    The first three steps of each are not timed.
     """
     from sluiceway.run.planning import planned
     from sluiceway.run.session import read_inputs
@@ -162,12 +159,7 @@ def describe_step(found: dict[str, Any]) -> str:
 def bench_disk(folder: Path, size: int = 512 << 20, seconds: float = 0.7) -> dict[str, Any]:
     """Measure the disk that holds `folder`: our rates through each interface, and those of fio.
 
-    Parameters
-    ----------
-    size : int
-        Bytes of the file that is written and read.
-    seconds : float
-        Time for each figure.
+    A file of `size` bytes is written and read, each figure in `seconds`.
     """
     from sluiceway.machine.disk import BLOCK_BYTES, DEPTH, file_rates, has_direct, nameless_file
     from sluiceway.machine.fio import fio_rates

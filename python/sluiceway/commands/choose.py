@@ -235,10 +235,7 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
         train |= {"lr": _RATE, "warmup_steps": 0.05}
     tree = {
         "model": model,
-        "data": {
-            "train": config.data.train,
-            "sequence_length": config.data.sequence_length,
-        },
+        "data": {"train": config.data.train, "sequence_length": config.data.sequence_length},
         "train": train,
         "engine": {"kind": engine.kind} | engine.model_dump(mode="json", exclude_defaults=True),
         "budget": {tier: f"{size >> 20}MiB" for tier, size in _budgets(way, machine).items()},

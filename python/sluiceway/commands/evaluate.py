@@ -53,12 +53,9 @@ class _Subject:
 
 
 def evaluate(path: Path, asked: Asked) -> dict[str, Any]:
-    """Compute the mean loss over a held-out set, with the code that training evaluates with.
+    """Compute the mean held-out loss of a run's folder, or of a transformers folder.
 
-    Parameters
-    ----------
-    path : Path
-        The folder of a run, or a transformers folder.
+    The code is the one that training evaluates with.
 
     Returns
     -------

@@ -126,10 +126,7 @@ def conversation_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokenise a conversation, and tell which tokens are learned.
 
-    Parameters
-    ----------
-    marked : str or None
-        The result of `marked_template`.
+    `marked` is the result of `marked_template`.
     """
     if tokenizer.chat_template is None:
         raise InvalidArgument(

@@ -181,16 +181,9 @@ def read_documents(
 ) -> Corpus:
     """Read files, folders, globs and `pydoc`, in the order given.
 
-    Conversations in which the assistant says nothing are left out, and a line says how many.
-
-    Parameters
-    ----------
-    file_format : str
-        "auto", or the format of all files.
-    part : str
-        "train" or "eval".
-    columns : mapping, optional
-        The file's column for each name of this module's list that is used.
+    Conversations in which the assistant says nothing are left out, and a line says how many. The
+    part is "train" or "eval"; `columns` has the file's column for each name of this module's list
+    that is used.
 
     Raises
     ------

@@ -62,10 +62,7 @@ Row = tuple[str, str | dict[str, Any]]  # Place, as file:line, and a text or a r
 class Reading:
     """Reads texts and records of one part of the data, and counts files and repairs.
 
-    Parameters
-    ----------
-    columns : collection of str
-        The columns of a table to read, if it has any of them; other columns are only named.
+    It reads these `columns` of a table, if the table has any of them; others are only named.
     """
 
     def __init__(self, file_format: str, part: str, columns: Collection[str]) -> None:

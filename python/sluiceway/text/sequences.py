@@ -67,20 +67,15 @@ class Sequences:
 def make_sequences(
     corpus: Corpus, tokenizer: Any, data: DataSection, part: str, vocabulary: int
 ) -> Sequences:
-    """Tokenise a corpus and cut it.
+    """Tokenise a corpus and cut it, as `data` says.
 
-    Parameters
-    ----------
-    data : DataSection
-        With `packing`, all documents are joined and cut into sequences of `sequence_length`
-        tokens; a shorter remainder is left out, unless there is nothing else. If it is "apart", the
-        first token of a document is not learned, because nothing precedes it. Without packing, each
-        document is a sequence of at most that length, and `overlong` says what becomes of a longer
-        one.
-    part : str
-        "train" or "eval", for errors.
-    vocabulary : int
-        Rows of the model's embedding; a token beyond them is an error.
+    With `packing`, all documents are joined and cut into sequences of `sequence_length` tokens; a
+    shorter remainder is left out, unless there is nothing else. If it is "apart", the first token
+    of a document is not learned, because nothing precedes it. Without packing, each document is a
+    sequence of at most that length, and `overlong` says what becomes of a longer one.
+
+    The part, "train" or "eval", is for errors. `vocabulary` counts the rows of the model's
+    embedding; a token beyond them is an error.
     """
     stream = tokenise(corpus, tokenizer)
     tokens = stream.tokens
