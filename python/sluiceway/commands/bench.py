@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sluiceway.base.columns import columns
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.json_text import finite
+from sluiceway.base.meter import meter
 from sluiceway.base.sizes import format_bytes
 from sluiceway.commands.kernel_bench import bench_kernels, describe_kernels
 from sluiceway.config.schema import Config
 from sluiceway.engines import native_twin
 from sluiceway.errors import Unavailable
+from sluiceway.machine import disk
+from sluiceway.machine.fio import fio_rates
 from sluiceway.machine.roofs import link_seconds
+from sluiceway.machine.storage import check_folder
+from sluiceway.run.checkpoint import Position
 from sluiceway.run.loop import Loop
-
-if TYPE_CHECKING:
-    from sluiceway.run.session import Inputs
+from sluiceway.run.planning import planned
+from sluiceway.run.session import Inputs, open_context, read_inputs
+from sluiceway.run.step_figures import step_figures
 
 _LINK_SIZES = (64 << 10, 1 << 20, 16 << 20, 128 << 20)  # Bytes.
 _MIXES = ("read", "write", "both")  # Rates of a disk.
@@ -78,9 +83,6 @@ def bench_step(config: Config, steps: int, interrupt: Interrupt) -> dict[str, An
 
     The first three steps of each are not timed.
     """
-    from sluiceway.run.planning import planned
-    from sluiceway.run.session import read_inputs
-
     config = shortened(config, steps)
     if config.engine.awaits_plan:
         config = planned(config, Path(), quiet=True)
@@ -113,11 +115,6 @@ def shortened(config: Config, steps: int) -> Config:
 
 def train_steps(config: Config, inputs: Inputs, interrupt: Interrupt) -> dict[str, Any]:
     """Train the steps of a config, and return their figures; nothing is saved."""
-    from sluiceway.base.meter import meter
-    from sluiceway.run.checkpoint import Position
-    from sluiceway.run.session import open_context
-    from sluiceway.run.step_figures import step_figures
-
     context = open_context(config, inputs, Path(config.model.path), None)
     lines: list[dict[str, Any]] = []
 
@@ -161,28 +158,32 @@ def bench_disk(folder: Path, size: int = 512 << 20, seconds: float = 0.7) -> dic
 
     A file of `size` bytes is written and read, each figure in `seconds`.
     """
-    from sluiceway.machine.disk import BLOCK_BYTES, DEPTH, file_rates, has_direct, nameless_file
-    from sluiceway.machine.fio import fio_rates
-    from sluiceway.machine.storage import check_folder
-
     check_folder(folder)
-    direct = has_direct(folder)
+    direct = disk.has_direct(folder)
     rows: list[dict[str, Any]] = []
-    with nameless_file(folder, size) as path:
+    with disk.nameless_file(folder, size) as path:
         for io in ("uring", "posix"):
             try:
-                rows.append({"name": io, **file_rates(path, _MIXES, io, size, seconds)})
+                rows.append({"name": io, **disk.file_rates(path, _MIXES, io, size, seconds)})
             except Unavailable as error:
                 rows.append({"name": io, "note": f"not run: {error}"})
         engine = "io_uring" if "read" in rows[0] else "libaio"
         try:
-            figures = fio_rates(path, _MIXES, engine, size, BLOCK_BYTES, DEPTH, direct, seconds)
+            figures = fio_rates(
+                path, _MIXES, engine, size, disk.BLOCK_BYTES, disk.DEPTH, direct, seconds
+            )
             note = "with memory of its own, which asks for no huge pages"
             rows.append({"name": f"fio, {engine}", **figures, "note": note})
         except Unavailable as error:
             rows.append({"name": "fio", "note": f"not run: {error}"})
-    return {"path": str(folder), "bytes": size, "block_bytes": BLOCK_BYTES, "depth": DEPTH,
-            "direct": direct, "rows": rows}  # fmt: skip
+    return {
+        "path": str(folder),
+        "bytes": size,
+        "block_bytes": disk.BLOCK_BYTES,
+        "depth": disk.DEPTH,
+        "direct": direct,
+        "rows": rows,
+    }
 
 
 def describe_disk(found: dict[str, Any]) -> str:
