@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluiceway.base.first_line import first_line as first_line  # Some import it from here.
+from sluiceway.base.first_line import first_line as first_line  # `run` imports it from here.
 
 OK, SLOW, MISSING = "ok", "slow", "missing"
 
