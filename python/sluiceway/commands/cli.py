@@ -23,6 +23,9 @@ import typer
 
 from sluiceway import __version__
 from sluiceway.base.exit_codes import DONE, FAILED, INTERRUPTED, WRONG, exit_code, say
+from sluiceway.base.interrupt import Interrupt
+from sluiceway.base.json_text import json_text
+from sluiceway.base.sizes import format_bytes
 from sluiceway.commands import options as o
 from sluiceway.errors import InvalidArgument, IoError
 
@@ -188,7 +191,6 @@ def _eval(
 
     For a run it measures the last save. The loss is in nats per token.
     """
-    from sluiceway.base.json_text import json_text
     from sluiceway.commands.evaluate import Asked, describe, evaluate
 
     figures = evaluate(folder, Asked(data, format, sequence_length, packing, dtype, sequences))
@@ -228,9 +230,6 @@ def _export(
 
     The result is a folder that transformers can load. It appears only when it is complete.
     """
-    from sluiceway.base.interrupt import Interrupt
-    from sluiceway.base.json_text import json_text
-    from sluiceway.base.sizes import format_bytes
     from sluiceway.run.export import export
     from sluiceway.run.push import check_account, push_folder
 
@@ -250,17 +249,11 @@ def _export(
 
 
 @_command(app, "report")
-def _report(
-    folders: o.RunPaths,
-    out: o.PageFile = None,
-    as_json: o.AsJson = False,
-) -> None:
+def _report(folders: o.RunPaths, out: o.PageFile = None, as_json: o.AsJson = False) -> None:
     """Write one HTML page about runs: loss, speed, traffic, memory.
 
     It shows several runs side by side, each with its comparison.
     """
-    from sluiceway.base.json_text import json_text
-    from sluiceway.base.sizes import format_bytes
     from sluiceway.report import write_report
 
     written = write_report(folders, out)
@@ -271,12 +264,9 @@ def _report(
 
 @_command(app, "doctor")
 def _doctor(
-    path: o.CheckedFolder = Path("."),
-    quick: o.Quick = False,
-    as_json: o.AsJson = False,
+    path: o.CheckedFolder = Path("."), quick: o.Quick = False, as_json: o.AsJson = False
 ) -> None:
     """List what this machine offers, and what each missing thing costs."""
-    from sluiceway.base.interrupt import Interrupt
     from sluiceway.commands.doctor import doctor
 
     with Interrupt():
@@ -293,8 +283,6 @@ def _bench(
     as_json: o.AsJson = False,
 ) -> None:
     """Measure this machine, and how close training comes to it."""
-    from sluiceway.base.interrupt import Interrupt
-    from sluiceway.base.json_text import json_text
     from sluiceway.config.file import load_config
 
     if what == "step" and config is None:
@@ -321,10 +309,7 @@ app.add_typer(_store, name="store")
 
 
 @_command(_store, "inspect")
-def _store_inspect(
-    paths: o.StorePaths,
-    as_json: o.AsJson = False,
-) -> None:
+def _store_inspect(paths: o.StorePaths, as_json: o.AsJson = False) -> None:
     """List what a store holds: commits, regions, drives.
 
     It reads no chunk. If another process has the store open, the exit code is 3.
@@ -335,15 +320,11 @@ def _store_inspect(
 
 
 @_command(_store, "verify")
-def _store_verify(
-    paths: o.StorePaths,
-    as_json: o.AsJson = False,
-) -> None:
+def _store_verify(paths: o.StorePaths, as_json: o.AsJson = False) -> None:
     """Read every chunk of a store and check every checksum.
 
     If anything is damaged, it is listed and the exit code is 1. Nothing is written.
     """
-    from sluiceway.base.interrupt import Interrupt
     from sluiceway.commands.store import verify_store
 
     with Interrupt():
