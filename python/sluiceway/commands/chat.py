@@ -12,7 +12,6 @@ from jinja2 import TemplateError
 from transformers import TextStreamer
 
 from sluiceway.config.shape import context_of
-from sluiceway.engines import engine_of
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.placement import DTYPES, auto_device
 from sluiceway.model.folder import load_model, load_tokenizer
@@ -61,9 +60,8 @@ def _loaded(path: Path) -> tuple[torch.nn.Module, Any]:
     device = torch.device("cpu" if name == "host" else name)
     if (path / CONFIG_FILE).is_file():
         save = last_save(path)
-        config = save.config
-        engine = engine_of(config.engine.in_folder(config, path))
-        model = engine.weights(save.folder).load(DTYPES[config.model.dtype], device)
+        dtype = DTYPES[save.config.model.dtype]
+        model = save.engine().weights(save.folder).load(dtype, device)
         save.check_unchanged()
         return model.eval(), load_tokenizer(save.folder)
     return load_model(path, "auto").to(device).eval(), load_tokenizer(path)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluiceway.base.first_line import first_line as first_line  # `run` imports it from here.
-
 OK, SLOW, MISSING = "ok", "slow", "missing"
 
 

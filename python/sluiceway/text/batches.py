@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from sluiceway.base.side_thread import side_threads
 from sluiceway.config.schema import Config, DataSection, TrainSection
 from sluiceway.text.documents import KINDS, read_corpora
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
@@ -178,7 +176,7 @@ class Prefetch:
     """
 
     def __init__(self, batches: Batches, position: int, cpu: int | None = None) -> None:
-        self._thread = ThreadPoolExecutor(1, "sluiceway-data", _stay_on, (cpu,))
+        self._thread = side_threads("sluiceway-data", cpu)
         submitted = partial(self._thread.submit, batches.__getitem__)
         self._coming = map(submitted, itertools.count(position))
         self._ready = deque(itertools.islice(self._coming, _AHEAD))
@@ -191,10 +189,3 @@ class Prefetch:
     def close(self) -> None:
         """Drop the waiting batches, and wait for the thread to end."""
         self._thread.shutdown(cancel_futures=True)
-
-
-def _stay_on(cpu: int | None) -> None:
-    """Keep the calling thread on a core; None allows any."""
-    if cpu is not None:
-        with contextlib.suppress(OSError):  # The core may be taken by now.
-            os.sched_setaffinity(0, {cpu})
