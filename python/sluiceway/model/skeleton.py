@@ -31,7 +31,9 @@ def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -
 
     quiet_transformers()
     try:
-        return AutoModelForCausalLM.from_config(shape_of(folder, layers), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(shape_of(folder, layers), dtype=dtype)
+        model.tie_weights()  # transformers 5.0 leaves it out on the meta device.
+        return model
     except Exception as error:
         fewer = "" if layers is None else f" with {layers} layers"
         raise InvalidArgument(
