@@ -41,7 +41,8 @@ def models():
     bart = made.BartConfig(vocab_size=257, max_position_embeddings=128, is_decoder=True, **_DECODER)
     yield "BartForCausalLM", made.BartForCausalLM(bart)
     yield "BertLMHeadModel", made.BertLMHeadModel(made.BertConfig(**_SIZES))
-    if tuple(map(int, made.__version__.split(".")[:2])) < (5, 24):  # Later ones are causal.
+    # That of 5.0, and later ones, are causal.
+    if (5, 0) < tuple(map(int, made.__version__.split(".")[:2])) < (5, 24):
         roformer = made.RoFormerConfig(**_SIZES, is_decoder=True)
         yield "RoFormerForCausalLM", made.RoFormerForCausalLM(roformer)
 
