@@ -175,7 +175,14 @@ def show_plan(
     _tell_refusal(too_many_threads(config))
     data = None
     if config.train.epochs is not None:  # The plan needs their steps.
-        config, data = _with_data(config)
+        try:
+            config, data = _with_data(config)
+        except (InvalidArgument, IoError, Unavailable) as error:
+            if reads_data:
+                raise
+            _tell_refusal(f"{error}; planned with {config.train.steps} steps")
+            train = config.train.model_copy(update={"epochs": None})
+            config = config.model_copy(update={"train": train})
     elif not reads_data:
         _tell_refusal(missing_files(config.data))
     if trial is not None:  # Before the plan takes its time.

@@ -114,11 +114,17 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
 
     quiet_transformers()
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # transformers raises half a dozen types here.
         raise InvalidArgument(
             f"model.path: {folder} has no tokenizer that transformers can load, {first_line(error)}"
         ) from None
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one of no files.
+        raise InvalidArgument(
+            f"model.path: the tokenizer of {folder} knows special tokens alone, so its files are "
+            "missing; put the model's tokenizer.json and tokenizer_config.json there"
+        )
+    return tokenizer
 
 
 def load_model(

@@ -97,7 +97,7 @@ def last_save(run: Path, previous: bool = False) -> LastSave:
     if previous or is_half_moved(folder):  # By a kill, or by a run that is saving right now.
         return _checked(older, lambda: _begin_again(run))
     if not folder.exists():
-        hint = _way_on(run) if older.exists() else f"wait for one, or {_begin_again(run)}"
+        hint = _way_on(run) if older.exists() else _without_save(run)
         raise InvalidArgument(f"{run}: has no save, expected {folder.name}/; {hint}")
     return _checked(folder, lambda: _way_on(run))
 
@@ -150,6 +150,15 @@ def _way_on(run: Path) -> str:
         f"the save before it, of step {position.step}, is whole, and this goes on from it: "
         f"sluiceway resume {run} --previous"
     )
+
+
+def _without_save(run: Path) -> str:
+    """Say how to continue a run that was never saved."""
+    folder = RunFolder(run)
+    steps = folder.metrics_path.is_file() and folder.length_until(sys.maxsize)[1]
+    if steps and load_config(run / CONFIG_FILE).engine.commits:
+        return f"its store has its steps, and this goes on from the last: sluiceway resume {run}"
+    return f"{'wait for one, or ' if folder.is_held() else ''}{_begin_again(run)}"
 
 
 def _begin_again(run: Path) -> str:

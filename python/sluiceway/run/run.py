@@ -157,6 +157,8 @@ class Run:
                 elif save is not None:
                     checkpoint.load_into(source, context.engine)
                     source = self._take_the_place_of_the_last(source)
+                    if unfinished:
+                        self._say(kind, [f"goes on from step {position.step}, that of its save"])
                 if position.step and last != position.step:
                     what = "save" if later is None else "commit"
                     _tell_gap(self._folder.metrics_path, last, what, position.step)

@@ -14,11 +14,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from sluiceway.base.side_thread import side_threads
-from sluiceway.config.schema import Config, DataSection, TrainSection
+from sluiceway.config.schema import PYDOC, Config, DataSection, TrainSection
 from sluiceway.text.documents import KINDS, read_corpora
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
 
 _AHEAD = 4  # Batches that may wait for their step.
+_UNUSED = 0.01  # Share of the tokens above which those that are in no sequence are counted.
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def load_sequences(
             "learned": int(made.learned_tokens().sum()),
             "cut": made.cut,
             "left_out": made.left_out,
+            "unused_tokens": made.unused,
         }
         counts |= {f"{part}_{name}": count for name, count in each.items()}
     return found["train"], found.get("eval"), counts
@@ -92,6 +94,10 @@ def _described(data: DataSection, counts: dict[str, int], part: str) -> str:
         text += f"; cut because they are longer (data.overlong): {cut:,}"
     if left_out := counts[f"{part}_left_out"]:
         text += f"; left out because they are longer, or have nothing to learn: {left_out:,}"
+    if (unused := counts[f"{part}_unused_tokens"]) > _UNUSED * counts[f"{part}_tokens"]:
+        text += f"; tokens that do not fill a sequence and are left out: {unused:,}"
+    if part == "eval" and (shared := sorted({*data.train} & {*data.eval} - {PYDOC})):
+        text += f"; not held out: {', '.join(shared)}, which data.train has, too"
     return text
 
 

@@ -92,6 +92,7 @@ class Corpus:
     documents: list[Document] = field(default_factory=list)
     files: int = 0
     replaced: int = 0  # Bytes that were not UTF-8.
+    replaced_at: str = ""  # File and line of the first.
 
     def kinds(self) -> dict[str, int]:
         """Count the documents of each kind."""
@@ -215,6 +216,7 @@ def read_documents(
                 unread |= set() if columns else _unread(row)
             corpus.documents.append(replace(document, source=name))
     corpus.files, corpus.replaced = reading.files, reading.replaced
+    corpus.replaced_at = reading.replaced_at
     if not any(d.messages or d.text.strip() for d in corpus.documents):
         if silent:
             raise silent[0]
@@ -232,6 +234,12 @@ def _tell_oddities(
     """Name columns that nobody reads, and count records that teach nothing or silence."""
     empty = [document for document in corpus.documents if document.has_empty_answer]
     said = []
+    if corpus.replaced:
+        said.append(
+            f"bytes that are not UTF-8: {corpus.replaced:,}, the first in {corpus.replaced_at}; "
+            "they are read as \N{REPLACEMENT CHARACTER}; if that is not intended, save the file as "
+            "UTF-8: iconv -f latin1 -t utf-8"
+        )
     if unread:
         said.append(f"columns that are not read: {', '.join(sorted(map(str, unread)))}")
     if silent:

@@ -69,6 +69,7 @@ class Reading:
         self._format, self._part, self._columns = file_format, part, columns
         self.files = 0
         self.replaced = 0  # Bytes that were not UTF-8.
+        self.replaced_at = ""  # File and line of the first.
 
     def rows(self, name: str) -> Iterator[Row]:
         """Read a file, a folder, or the files that a glob matches, in the order of their names.
@@ -158,13 +159,15 @@ class Reading:
         _check_is_text(path, raw)
         try:
             text = raw.decode("utf-8")
-        except UnicodeDecodeError:
+        except UnicodeDecodeError as error:
             text = raw.decode("utf-8", errors="replace")
             replaced = len(raw) - len(raw.decode("utf-8", errors="ignore").encode())
             if replaced > _NOT_UTF8 * len(raw):
                 raise InvalidArgument(
                     f"{path}: {replaced} of {len(raw)} bytes are not UTF-8; save it as UTF-8 text"
                 ) from None
+            line = raw.count(b"\n", 0, error.start) + 1
+            self.replaced_at = self.replaced_at or f"{path}:{line}"
             self.replaced += replaced
         return text.removeprefix("\ufeff")
 

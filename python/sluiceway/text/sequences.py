@@ -34,6 +34,7 @@ class Sequences:
     documents: np.ndarray | None = None
     cut: int = 0  # Documents that were cut because of their length.
     left_out: int = 0  # Documents without packing that are too long, or have nothing to learn.
+    unused: int = 0  # Tokens with packing that are in no sequence.
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -108,7 +109,8 @@ def make_sequences(
         _refuse_all(len(tokens), int(stream.learned.sum()), data, part)
     starts, lengths = starts[learns], lengths[learns]
     if data.packing:
-        return replace(found, starts=starts, lengths=lengths)
+        unused = len(tokens) - int(lengths.sum())
+        return replace(found, starts=starts, lengths=lengths, unused=unused)
     left_out = int(np.count_nonzero(stream.lengths)) - len(starts)
     cut_count = int(np.count_nonzero(cut[learns]))
     return replace(found, starts=starts, lengths=lengths, cut=cut_count, left_out=left_out)

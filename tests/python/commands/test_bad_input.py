@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+import transformers
 from conftest import assert_short_error, read_lines
 
 
@@ -212,6 +213,29 @@ def test_refused_run_leaves_the_folders_that_were_there_and_no_others(
     assert not (tmp_path / "new").exists()
 
 
+def test_file_in_another_encoding_is_named_with_its_line_before_the_first_step(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    rows = "name,text\n" + "a,plain words of a row of this table\n" * 30 + "b,été\n" * 3
+    (tmp_path / "x.csv").write_bytes(rows.encode("cp1252"))
+    config = write_config(tiny_model, data={"train": [str(tmp_path / "x.csv")], "eval": []})
+    outcome = sluiceway("train", config, "--dry-run")
+    assert outcome.code == 0, outcome.err
+    assert f"not UTF-8: 6, the first in {tmp_path / 'x.csv'}:32; " in outcome.err
+    assert "iconv" in outcome.err
+
+
+def test_model_without_the_files_of_its_tokenizer_is_refused(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    shape = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    folder, heads = tmp_path / "m", {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.Qwen2Config(**shape, **heads)
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    for command in (["train", write_config(folder)], ["chat", folder, "--prompt", "a"]):
+        assert_short_error(sluiceway(*command), 2, "tokenizer", "model.path")
+
+
 def test_bytes_that_are_not_utf8_are_counted_and_training_goes_on(
     sluiceway, tiny_model, write_config, tmp_path, prose
 ):
@@ -220,6 +244,7 @@ def test_bytes_that_are_not_utf8_are_counted_and_training_goes_on(
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
     assert outcome.code == 0, outcome.err
     assert "4 bytes were not UTF-8" in outcome.out.splitlines()[-1]
+    assert f"not UTF-8: 4, the first in {tmp_path / 'x.txt'}:1; " in outcome.err
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["data"]["replaced_bytes"] == 4
     outcome = sluiceway("eval", tiny_model, "--data", tmp_path / "x.txt", "--sequences", 1)

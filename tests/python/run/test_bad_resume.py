@@ -78,6 +78,7 @@ def test_config_that_was_edited_in_the_run_folder_is_held_against_the_save(
     outcome = sluiceway("resume", folder)
     assert outcome.code == 0, outcome.err
     assert outcome.err == "sluiceway: train.steps was 6, is now 7\n"
+    assert "native: goes on from step 6, that of its save\n" in outcome.out
     path.write_text("model: {path: m\n")
     assert_short_error(sluiceway("resume", folder), 2, "config.yaml:2: is not YAML")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import resource
 import shutil
@@ -298,7 +299,30 @@ def test_run_without_a_save_says_what_makes_one(sluiceway, run, tmp_path):
     shutil.rmtree(run / "checkpoint")
     shutil.rmtree(run / "checkpoint.old")
     outcome = sluiceway("export", run, "--to", tmp_path / "model")
+    assert_short_error(outcome, 2, "has no save", f"sluiceway train {run}/config")
+    assert "wait for one" not in outcome.err  # Nobody would make it.
+    with (run / "metrics.jsonl").open() as metrics:
+        fcntl.flock(metrics, fcntl.LOCK_EX)  # As a process that trains holds it.
+        outcome = sluiceway("export", run, "--to", tmp_path / "model")
     assert_short_error(outcome, 2, "has no save", "wait for one", f"sluiceway train {run}/config")
+
+
+def test_run_whose_store_has_its_steps_is_not_begun_again(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    config = write_config(
+        tiny_model, engine={"kind": "offload", "tier": "disk"}, store={"chunk": "64KiB"},
+        train={"steps": 2},
+    )  # fmt: skip
+    run = tmp_path / "run"
+    assert sluiceway("train", config, "--out", run).code == 0
+    shutil.rmtree(run / "checkpoint")  # As after a kill before the first save.
+    for command in (["export", run, "--to", tmp_path / "model"], ["eval", run]):
+        outcome = sluiceway(*command)
+        assert_short_error(outcome, 2, "has no save", f"from the last: sluiceway resume {run}")
+        assert "train" not in outcome.err
+    assert sluiceway("resume", run).code == 0
+    assert sluiceway("export", run, "--to", tmp_path / "model").code == 0
 
 
 def test_save_before_the_last_is_exported_where_it_alone_is_left(sluiceway, run, tmp_path):

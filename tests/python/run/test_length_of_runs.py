@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import yaml
@@ -57,6 +58,22 @@ def test_epochs_are_passes_over_the_data(sluiceway, tiny_model, write_config, tm
     assert summary_of(tmp_path / "run")["steps"] == math.ceil(2 * sequences / 6)
     assert "train.epochs was None, is now 2" in more.err
     assert "train.steps was" not in more.err
+
+
+def test_plan_of_epochs_needs_neither_tokenizer_nor_weights(
+    sluiceway, tiny_model, write_config, tmp_path
+):
+    (tmp_path / "shape").mkdir()
+    shutil.copyfile(tiny_model / "config.json", tmp_path / "shape" / "config.json")
+    config = write_config(tmp_path / "shape")
+    epochs = sluiceway("plan", config, "--set", "train.epochs=2", "--json")
+    assert epochs.code == 0, epochs.err
+    assert "train would be refused here: model.path" in epochs.err
+    assert "planned with" in epochs.err
+    steps = sluiceway("plan", config, "--json")
+    assert steps.code == 0, steps.err
+    found, expected = json.loads(epochs.out), json.loads(steps.out)
+    assert found["peak_bytes"]["device"] == expected["peak_bytes"]["device"]
 
 
 def test_of_steps_and_epochs_the_one_that_is_said_last_holds(tiny_model, write_config):

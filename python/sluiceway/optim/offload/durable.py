@@ -95,6 +95,9 @@ class Durable(TrainerCallback):
                 "Durable: this trainer has trained already; call trainer.train() to train on, or "
                 "make a new Trainer to go on from the store"
             )
+        folder = Path(trainer.args.output_dir) / _FOLDER
+        if self._goes_on is not None and self._trainer is trainer:
+            return str(folder)  # It was asked before.
         if self._given is None:
             made = trainer.create_optimizer()
             _check_commits(made)
@@ -102,9 +105,8 @@ class Durable(TrainerCallback):
         self._trainer, self._goes_on = trainer, None
         if self._optimizer.resume() == 0:
             return None
-        run = self._goes_on = _parsed(self._optimizer)
+        run = _parsed(self._optimizer)
         step = run["trainer"]["global_step"]
-        folder = Path(trainer.args.output_dir) / _FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         state = run["trainer"] | {"log_history": _keep_log(folder.parent / _LOG, step)}
         (folder / "trainer_state.json").write_text(json.dumps(state))
@@ -120,6 +122,7 @@ class Durable(TrainerCallback):
             "was committed",
             file=sys.stderr,
         )
+        self._goes_on = run
         return str(folder)
 
     # ---- Calls from Trainer ----

@@ -49,7 +49,9 @@ trainer = Trainer(
     model, args, train_dataset=data, eval_dataset=data[:4] if evaluates else None,
     callbacks=[durable], **maker,
 )
-trainer.train(resume_from_checkpoint=durable.last_step(trainer))
+last = durable.last_step(trainer)
+assert durable.last_step(trainer) == last
+trainer.train(resume_from_checkpoint=last)
 trainer.optimizer.optimizer.close()  # Accelerate wraps it.
 torch.save([model.state_dict(), trainer.state.log_history], folder + "/end.pt")
 """.replace("CHUNK", str(CHUNK))
