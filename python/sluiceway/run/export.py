@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,13 @@ def export(
             weights.copy(folder, dtype, advance)
         save.check_unchanged()
         count = sum(path.stat().st_size for path in folder.iterdir())
+    best, at = RunFolder(run).best_path, save.position
+    if step is None and at.best_step not in (0, save.step) and best.is_dir():
+        print(
+            f"sluiceway: {best} has the model of step {at.best_step}, whose held-out loss of "
+            f"{at.best_eval_loss:.4f} is lower than that of step {save.step}",
+            file=sys.stderr,
+        )
     return {
         "folder": str(to),
         "step": written,

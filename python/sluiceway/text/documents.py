@@ -380,7 +380,7 @@ def _content(message: dict[str, Any], at: str) -> str:
     if isinstance(content, list):
         content = "".join(_part(part, at) for part in content)
     if not isinstance(content, str):
-        what = "no content" if content is None else f"a {type(content).__name__} as content"
+        what = "no content" if content is None else f"content of type {type(content).__name__}"
         raise InvalidArgument(f"{at} has {what}, expected a string, or parts of text")
     return content
 

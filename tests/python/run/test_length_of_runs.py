@@ -156,6 +156,10 @@ def test_a_run_stops_early_and_keeps_its_best_model(sluiceway, tiny_model, write
     assert loss_of_best(sluiceway, run, config) == pytest.approx(losses[best], abs=1e-6)
     assert f"{losses[best]:.4f} after" in (run / "best" / "README.md").read_text()
 
+    last = sluiceway("export", run, "--to", tmp_path / "last")
+    assert last.code == 0, last.err
+    assert f"{run / 'best'} has the model of step {best}, whose held-out loss of" in last.err
+
     over = sluiceway("resume", run)
     assert over.code == 0, over.err
     assert summary_of(run)["steps"] == found["steps"]

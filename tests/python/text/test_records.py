@@ -99,7 +99,7 @@ def test_columns_with_other_names_are_mapped_and_no_others_are_looked_at(tmp_pat
         ({"messages": [{"content": "q"}]}, "messages[0] has no role"),
         ({"messages": [{"from": ["human"], "value": "q"}]}, "messages[0] has no role"),
         ({"messages": [USER, {"role": "assistant"}]}, "messages[1] has no content"),
-        ({"messages": [USER, {"role": "assistant", "content": 4}]}, "has a int as content"),
+        ({"messages": [USER, {"role": "assistant", "content": 4}]}, "has content of type int"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}, ASSISTANT]},
             "messages[0] has a part that is image, expected parts of text",
