@@ -81,6 +81,7 @@ TRAINER_NAMES = {
     "learning_rate": "lr",
     "lr_scheduler_type": "schedule",
     "lr_scheduler_kwargs": "schedule_options",
+    "warmup_ratio": "warmup_steps",  # Below 1 it is a share in any case.
     "adam_epsilon": "eps",
     "max_grad_norm": "max_norm",
     "eval_steps": "eval_every",

@@ -118,6 +118,7 @@ def test_names_of_training_arguments_are_read(tiny_model, write_config):
     assert train.keep_best
     assert train.report_to == []
     assert load_config(path, ["train.max_steps=4"]).train.steps == 4
+    assert load_config(path, ["train.warmup_ratio=0.25"]).train.warmup_steps == 0.25
 
 
 def test_two_names_of_one_key_are_refused(sluiceway, tiny_model, write_config):
