@@ -1,4 +1,7 @@
-"""Exceptions of Sluiceway, one class for each kind of error, also for the compiled module."""
+"""Exceptions of Sluiceway, one class for each kind of error, also for the compiled module.
+
+`first_line` is for texts that quote any error.
+"""
 
 # ruff: noqa: N818 - the C++ exceptions have the same names.
 
@@ -55,3 +58,9 @@ class CudaError(Error):
 
 class Unavailable(Error):
     """A value that this version or build does not support; the text names the supported ones."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error that is not blank, or the error's type if it has none."""
+    lines = filter(None, map(str.strip, str(error).splitlines()))
+    return next(lines, type(error).__name__)

@@ -11,7 +11,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-def side_threads(name: str, cpu: int | None = None) -> ThreadPoolExecutor:
+def side_thread(name: str, cpu: int | None = None) -> ThreadPoolExecutor:
     """Return a pool of one thread, on the processor `cpu` or on those of the caller.
 
     The process does not end before the thread, because ending one within torch's code would abort
@@ -22,7 +22,7 @@ def side_threads(name: str, cpu: int | None = None) -> ThreadPoolExecutor:
 
 def run_aside(name: str, run: Callable[[], _T], cpu: int | None = None) -> Future[_T]:
     """Run a function on a thread of its own, which ends with it."""
-    pool = side_threads(name, cpu)
+    pool = side_thread(name, cpu)
     future = pool.submit(run)
     pool.shutdown(wait=False)
     return future

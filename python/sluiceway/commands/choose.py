@@ -36,11 +36,12 @@ def choose(
     model: Path,
     write: Path | None,
     as_json: bool = False,
+    *,
+    tokens: int,
     card: str | None = None,
     device: int | None = None,
     ram: int | None = None,
     disk: str | None = None,
-    tokens: int = 8192,
     data: str | None = None,
 ) -> None:
     """Print a table with each engine's fastest way that fits, and write the config of the first.

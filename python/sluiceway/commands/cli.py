@@ -157,7 +157,8 @@ def _plan(
         _refuse({"--set": settings, "--measure": measure}, "a model", "give a config")
         from sluiceway.commands.choose import choose
 
-        choose(path, write, as_json, card, device, ram, disk, tokens or 8192, data)
+        machine = {"card": card, "device": device, "ram": ram, "disk": disk}
+        choose(path, write, as_json, tokens=tokens or 8192, data=data, **machine)
         return
     _refuse(of_model, "a config", "give a folder with a model")
     from sluiceway.config.file import load_config

@@ -20,8 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from sluiceway.base.first_line import first_line
-from sluiceway.errors import Error
+from sluiceway.errors import Error, first_line
 from sluiceway.machine.finding import MISSING, Finding, last_words
 
 SECONDS = 60.0  # For one engine, with the import of torch and the first use of the device.

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from sluiceway.base.columns import columns
-from sluiceway.base.first_line import first_line
 from sluiceway.base.interrupt import Interrupt
 from sluiceway.base.sizes import format_bytes
 from sluiceway.commands.bench import shortened, train_steps
 from sluiceway.commands.plan import make_plan, plan_rows
 from sluiceway.config.schema import Config
-from sluiceway.errors import InvalidArgument, OutOfMemory
+from sluiceway.errors import InvalidArgument, OutOfMemory, first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.machine.processor import available_bytes
 from sluiceway.model.skeleton import build_skeleton, shape_of

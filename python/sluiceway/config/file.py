@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from sluiceway.base.first_line import first_line
 from sluiceway.config.complaints import Complaints
 from sluiceway.config.engine_section import EngineSection
 from sluiceway.config.engines import DEFAULT_KIND, section_of
@@ -23,7 +22,7 @@ from sluiceway.config.schema import (
 )
 from sluiceway.config.shape import context_of, shape_of, stored_dtype
 from sluiceway.config.shipped import is_shipped_name, shipped, shipped_configs
-from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.errors import InvalidArgument, IoError, first_line
 
 _LENGTHS = {("train", "steps"), ("train", "epochs")}
 _STORED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp32"}

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from sluiceway.base.first_line import first_line
-from sluiceway.errors import Corrupt
+from sluiceway.errors import Corrupt, first_line
 
 _PICKLE_PROTOCOL = 2  # That of torch.save.
 

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from sluiceway.base.first_line import first_line
 from sluiceway.base.sizes import format_bytes
+from sluiceway.errors import first_line
 from sluiceway.machine.finding import MISSING, OK, SLOW, Finding
 
 NO_CARD = "none: "  # Start of the text of `gpu_finding` on a machine without a GPU.

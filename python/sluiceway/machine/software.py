@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from sluiceway.base.first_line import first_line
+from sluiceway.errors import first_line
 from sluiceway.machine.card import card_findings
 from sluiceway.machine.finding import MISSING, Finding
 

@@ -8,9 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluiceway.base.first_line import first_line
 from sluiceway.base.sizes import format_bytes, format_count
-from sluiceway.errors import IoError
+from sluiceway.errors import IoError, first_line
 from sluiceway.machine.finding import MISSING, OK, SLOW, Finding
 
 _SAVE_BYTES = 12  # For each trained fp32 parameter: weight and two moments.

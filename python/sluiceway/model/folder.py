@@ -9,9 +9,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluiceway.base.first_line import first_line
 from sluiceway.config.shape import CONFIG_FILE, context_of
-from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.errors import InvalidArgument, IoError, first_line
 from sluiceway.model.safetensors_header import SafetensorsHeader, check_weights_file
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sluiceway.base.first_line import first_line
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, first_line
 from sluiceway.model.folder import quiet_transformers
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from sluiceway.base.atomic import publish_folder
 from sluiceway.base.meter import meter
 from sluiceway.engines.engine import Engine
 from sluiceway.engines.state_file import read_state, write_state
-from sluiceway.errors import Corrupt, IoError
+from sluiceway.errors import Corrupt, IoError, first_line
 from sluiceway.model.weight_stream import saved_buffers
 from sluiceway.run.manifest import bytes_of, check_files, is_sealed, sealed, sums_of
 
@@ -86,7 +86,7 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
         raise Corrupt(f"{text}, when it was read back; {_kept(target)}; check the disk") from None
     except (OSError, RuntimeError, SafetensorError) as error:
         # torch and safetensors wrap what the system said in classes of their own.
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise IoError(
             f"{target}: the save could not be written, {reason}; {_kept(target)}",
             getattr(error, "errno", None),
@@ -273,8 +273,9 @@ def unpacked(run: bytes) -> RunState:
         known = state["format"] == _RUN_FORMAT
         position = Position(**state["position"])
     except Exception as error:  # Whatever is raised by bytes that are not its own.
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Corrupt(f"resume: the run state of the last commit cannot be read, {first}") from None
+        raise Corrupt(
+            f"resume: the run state of the last commit cannot be read, {first_line(error)}"
+        ) from None
     if not known:
         raise Corrupt(
             f"resume: format of the run state is {state['format']}, expected {_RUN_FORMAT}, which "

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from sluiceway.base.first_line import first_line
 from sluiceway.base.sizes import format_bytes
 from sluiceway.config.engines.zo import STREAMED
 from sluiceway.config.file import check_config
 from sluiceway.config.schema import PYDOC, Config
 from sluiceway.config.shape import context_of, stored_dtype
 from sluiceway.engines.plan import EnginePlan
+from sluiceway.errors import first_line
 from sluiceway.machine.placement import DTYPES, choose_placement
 from sluiceway.model.folder import check_model_folder
 from sluiceway.model.skeleton import build_skeleton

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from sluiceway.base.first_line import first_line
 from sluiceway.config.schema import Config
 from sluiceway.engines import engine_of
+from sluiceway.errors import first_line
 from sluiceway.machine.footprint import resident_bytes
 from sluiceway.machine.placement import (
     DTYPES,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sluiceway.base.first_line import first_line
-from sluiceway.errors import InvalidArgument, IoError
+from sluiceway.errors import InvalidArgument, IoError, first_line
 
 
 def check_account(repository: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -87,29 +88,24 @@ class Saves:
         engine, cpu = self._context.engine, self._context.inputs.placement.lane_cpu
         engine.synchronize()
         place = self._folder.checkpoint_path
-        with contextlib.ExitStack() as undo:
-            begun = engine.begin_save()
-            if begun is not None:
+        writer = partial(checkpoint.writer_of, position, engine, *self._beside)
+        if (begun := engine.begin_save()) is None:
+            checkpoint.publish(place, writer(engine.save))
+        else:
+            with contextlib.ExitStack() as undo:
                 undo.callback(begun.close)
-            write_engine = engine.save if begun is None else begun.write
-            write = checkpoint.writer_of(position, engine, *self._beside, write_engine)
+                write = writer(begun.write)
 
-            def publish() -> float:
-                try:
-                    checkpoint.publish(place, write)
-                finally:
-                    if begun is not None:
-                        begun.close()  # A failed one holds up no step.
-                return _core.now_us()
+                def publish() -> float:
+                    with contextlib.closing(begun):  # A failed one holds up no step.
+                        checkpoint.publish(place, write)
+                    return _core.now_us()
 
-            if begun is None:
-                publish()
-            else:
                 began = _core.now_us()
                 ended = run_aside("save", publish, cpu)
                 self._under_way = _Writing(position.step, begun, began, ended)
                 undo.pop_all()
-            self._last = position.step
+        self._last = position.step
 
     def complete(self, position: Position) -> None:
         """Save this step unless the last save is of it, and wait; raises the errors of `begin`."""
@@ -125,32 +121,27 @@ class Saves:
         sluiceway.errors.IoError, sluiceway.errors.Corrupt
             The save could not be written; the save before it is untouched.
         """
-        if self._under_way is not None:
-            self._ended(lambda writing: writing.ended.done())
+        if not self.is_writing:
+            self.finish()
 
     def finish(self) -> None:
         """Wait for the save under way; raises the errors of `check`."""
-        if self._under_way is not None:
-            self._ended(self._wait)
-
-    def _wait(self, writing: _Writing) -> bool:
-        if not (writing.begun.finish(_SECONDS) and wait([writing.ended], _SECONDS).done):
-            self._tell(writing.step)
-            writing.begun.finish()
-        wait([writing.ended])
-        return True
-
-    def _ended(self, has_ended: Callable[[_Writing], bool]) -> None:
-        writing = self._under_way
+        if (writing := self._under_way) is None:
+            return
         try:
-            if not has_ended(writing):
-                return
+            if not writing.ended.done():
+                self._wait(writing)
             ended_us = writing.ended.result()
         except BaseException:
             self._drop()
             raise
         self._under_way = None
         self._context.timeline.add(_ROW, f"save {writing.step}", writing.began_us, ended_us)
+
+    def _wait(self, writing: _Writing) -> None:
+        if not (writing.begun.finish(_SECONDS) and wait([writing.ended], _SECONDS).done):
+            self._tell(writing.step)
+            writing.begun.finish()
 
     def _drop(self) -> None:
         self._under_way.begun.close()

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from sluiceway.base.first_line import first_line
 from sluiceway.config.file import flattened
 from sluiceway.config.schema import Config
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, first_line
 
 _NAMES = {  # As transformers.Trainer names them.
     "loss": "train/loss",

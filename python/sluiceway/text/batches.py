@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from sluiceway.base.side_thread import side_threads
+from sluiceway.base.side_thread import side_thread
 from sluiceway.config.schema import PYDOC, Config, DataSection, TrainSection
 from sluiceway.text.documents import KINDS, read_corpora
 from sluiceway.text.sequences import IGNORED, Sequences, make_sequences
@@ -182,7 +182,7 @@ class Prefetch:
     """
 
     def __init__(self, batches: Batches, position: int, cpu: int | None = None) -> None:
-        self._thread = side_threads("sluiceway-data", cpu)
+        self._thread = side_thread("sluiceway-data", cpu)
         submitted = partial(self._thread.submit, batches.__getitem__)
         self._coming = map(submitted, itertools.count(position))
         self._ready = deque(itertools.islice(self._coming, _AHEAD))

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from sluiceway.base.first_line import first_line
 from sluiceway.config.schema import is_file_name
-from sluiceway.errors import InvalidArgument, IoError, Unavailable
+from sluiceway.errors import InvalidArgument, IoError, Unavailable, first_line
 from sluiceway.text.documents import Document
 
 _MARK = "\ue000"  # A private-use character, which no template has.

@@ -27,9 +27,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from sluiceway.base.first_line import first_line
 from sluiceway.config.schema import HUB, DataSection, is_local
-from sluiceway.errors import InvalidArgument, IoError, Unavailable
+from sluiceway.errors import InvalidArgument, IoError, Unavailable, first_line
 
 _FORMATS = {
     ".jsonl": "jsonl",

@@ -127,13 +127,18 @@ def test_packing_joins_documents_with_an_end_token_and_leaves_only_the_rest_out(
     assert rows[1] == [*b"hij", *end, *b"klm", *end]
 
 
+def counts_of(*parts):
+    """Counts of one text in one sequence."""
+    names = ("texts", "files", "tokens", "learned", "sequences", "cut", "left_out")
+    ones = {f"{part}_{name}": 1 for part in parts for name in names}
+    return ones | {f"{part}_unused_tokens": 0 for part in parts}
+
+
 def test_tokens_that_fill_no_sequence_are_counted_and_told():
     sequences = sequences_of("abc", "defgh", length=8)
     assert (len(sequences), sequences.unused) == (1, 2)  # Of ten, with two ends.
     assert sequences_of("abc", length=8).unused == 0
-    names = ("texts", "files", "tokens", "learned", "sequences", "cut", "left_out")
-    counts = dict.fromkeys([f"train_{name}" for name in names], 1)
-    counts |= {"train_tokens": 800, "train_learned": 800}
+    counts = counts_of("train") | {"train_tokens": 800, "train_learned": 800}
     data = DataSection(train=["x"])
     for unused, told in ((8, False), (9, True)):
         (line,) = describe_sequences(data, counts | {"train_unused_tokens": unused})
@@ -141,11 +146,8 @@ def test_tokens_that_fill_no_sequence_are_counted_and_told():
 
 
 def test_data_that_is_trained_on_and_held_out_is_told():
-    names = ("texts", "files", "tokens", "learned", "sequences", "cut", "left_out")
-    counts = {f"{part}_{name}": 1 for part in ("train", "eval") for name in names}
-    counts |= {"train_unused_tokens": 0, "eval_unused_tokens": 0}
     data = DataSection(train=["a", "b", "pydoc"], eval=["b", "c", "pydoc"])
-    train, held_out = describe_sequences(data, counts)
+    train, held_out = describe_sequences(data, counts_of("train", "eval"))
     assert "not held out" not in train
     assert held_out.endswith("; not held out: b, which data.train has, too")
 

@@ -16,9 +16,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from sluiceway.base.first_line import first_line
 from sluiceway.config.engine_section import EngineSection
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, first_line
 
 DEFAULT_KIND = "subspace"
 _GROUP = "sluiceway.engines"
