@@ -14,15 +14,18 @@ from sluiceway.base.atomic import replace_file
 from sluiceway.base.columns import columns
 from sluiceway.base.json_text import json_text
 from sluiceway.base.sizes import format_bytes, format_count
+from sluiceway.commands.plan import data_lines, inputs_of, tell_refusal
+from sluiceway.config.file import load_config
 from sluiceway.config.schema import PYDOC, DataSection, is_local, with_absolute_paths
 from sluiceway.config.shape import CONFIG_FILE
-from sluiceway.errors import InvalidArgument, OutOfMemory
+from sluiceway.errors import InvalidArgument, IoError, OutOfMemory, Unavailable
 from sluiceway.machine.wear import RATED_TB, tb_per_day
 from sluiceway.run.choices import Choices, Way, find_choices
 from sluiceway.run.target_machine import TargetMachine, target_machine
 
 _STEPS = 1000
 _EPOCHS = 3
+_FEW_STEPS = 30
 _RATE = 1e-5  # Learning rate of AdamW for large pretrained models; zo has its own default.
 _PLACES = {
     "device": "on the device",
@@ -75,6 +78,24 @@ def choose(
         print(
             f"{write}: {best.name}, which gives up {best.gives_up}; next: {first}sluiceway train "
             f"{write}",
+            file=sys.stderr,
+        )
+        if data is not None and not as_json:
+            _show_data(write)
+
+
+def _show_data(written: Path) -> None:
+    """Say what was found in the data of a new config, or why `train` would be refused."""
+    try:
+        config, found = inputs_of(load_config(written))
+    except (InvalidArgument, IoError, Unavailable) as error:
+        tell_refusal(error)
+        return
+    print(*data_lines(config, found), sep="\n", flush=True)
+    if config.train.steps < _FEW_STEPS:
+        print(
+            f"{written}: a run of few steps learns little; fewer tokens of a step, or more "
+            "train.epochs, make more of them",
             file=sys.stderr,
         )
 
@@ -247,6 +268,15 @@ def _tree(way: Way, machine: TargetMachine, data: str | None) -> dict[str, Any]:
     return tree
 
 
+def _assumed(rates: dict[str, Any]) -> str:
+    """Return rates of a machine that is not here as a section of a config, on one line."""
+    link = {way: rates[way] for way in ("d2h_gbps", "h2d_gbps")}
+    names = ("tflops", "memory_gbps", "host_gbps", "disk_gbps")
+    section = {"name": "cuda:0", "link": link} | {n: rates[n] for n in names if n in rates}
+    tree = {"device": section}
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=True, width=200).strip()[1:-1]
+
+
 def config_text(way: Way, machine: TargetMachine, data: str | None, tokens: int) -> str:
     """Return YAML that trains in this way, with its plan as comments."""
     peak = ", ".join(f"{tier} {format_bytes(count)}" for tier, count in way.tiers.items() if count)
@@ -258,5 +288,8 @@ def config_text(way: Way, machine: TargetMachine, data: str | None, tokens: int)
     ]
     if data is None:
         head.append("Set data.train to your files; docs/guide.md, section 4, has their formats.")
+    if not machine.is_here:
+        head.append("Plans of this file on another machine need what was assumed of this one:")
+        head.append(_assumed(machine.rates))
     shown = yaml.safe_dump(_tree(way, machine, data), sort_keys=False, default_flow_style=None)
     return "".join(f"# {line}\n" for line in head) + "\n" + shown

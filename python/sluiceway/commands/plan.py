@@ -172,19 +172,19 @@ def show_plan(
     sluiceway.errors.OutOfMemory
         A budget is too small for the run.
     """
-    _tell_refusal(too_many_threads(config))
+    tell_refusal(too_many_threads(config))
     data = None
     if config.train.epochs is not None:  # The plan needs their steps.
         try:
-            config, data = _with_data(config)
+            config, data = inputs_of(config)
         except (InvalidArgument, IoError, Unavailable) as error:
             if reads_data:
                 raise
-            _tell_refusal(f"{error}; planned with {config.train.steps} steps")
+            tell_refusal(f"{error}; planned with {config.train.steps} steps")
             train = config.train.model_copy(update={"epochs": None})
             config = config.model_copy(update={"train": train})
     elif not reads_data:
-        _tell_refusal(missing_files(config.data))
+        tell_refusal(missing_files(config.data))
     if trial is not None:  # Before the plan takes its time.
         check_folder(trial, "--measure")
         choose_placement(config)
@@ -192,12 +192,12 @@ def show_plan(
     figures, over = plan.figures, plan.figures["over_budget"]
     if reads_data:
         try:  # Only now: the plan counts the memory of this process.
-            data = data or _with_data(config)[1]
+            data = data or inputs_of(config)[1]
         except (InvalidArgument, IoError, Unavailable) as error:
-            _tell_refusal(error)
+            tell_refusal(error)
         figures["data"] = data and data.counts
         if data and not as_json:
-            print(*_data_lines(config, data), "", sep="\n")
+            print(*data_lines(config, data), "", sep="\n")
     if not as_json:
         print(plan.text(), flush=True)
     if trial is not None and not over:
@@ -215,20 +215,27 @@ def show_plan(
         )
 
 
-def _tell_refusal(reason: object) -> None:
+def tell_refusal(reason: object) -> None:
+    """Print why `train` would be refused, if there is a reason."""
     if reason:
         print(f"sluiceway: train would be refused here: {reason}", file=sys.stderr)
 
 
-def _with_data(config: Config) -> tuple[Config, Inputs]:
-    """Read the data; return it, and the config with the steps that its epochs make of it."""
+def inputs_of(config: Config) -> tuple[Config, Inputs]:
+    """Read the data; return it, and the config with the steps that its epochs make of it.
+
+    Raises
+    ------
+    sluiceway.errors.Error
+        `train` would be refused, for model folder, machine or data.
+    """
     from sluiceway.run.session import read_inputs, with_steps
 
     inputs = read_inputs(config, Path(config.model.path))
     return with_steps(config, inputs), inputs
 
 
-def _data_lines(config: Config, data: Inputs) -> list[str]:
+def data_lines(config: Config, data: Inputs) -> list[str]:
     """Say what was found in the data, and show the first sequence."""
     return [
         *describe_sequences(config.data, data.counts),

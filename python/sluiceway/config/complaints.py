@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sluiceway.config.schema import Config
+from sluiceway.config.schema import TRAINER_NAMES, Config
 
 Keys = tuple[str, ...]
 
@@ -87,20 +87,26 @@ class Complaints:
         schema: type[BaseModel] | None = Config
         for part in loc[:-1]:
             schema = self._section(schema, part)
-        known = sorted(schema.model_fields) if schema else []
-        close = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
-        if close:
-            return f", did you mean {'.'.join((*keys[:-1], close[0]))}?"
-        elsewhere = [
-            name for name in Config.model_fields if name != keys[0] and keys[-1] in self._keys(name)
-        ]
+        elsewhere = [f"{name}.{keys[-1]}" for name in self._sections_with(keys[-1], keys[0])]
+        if keys[:-1] != ("train",) and keys[-1] in TRAINER_NAMES:
+            elsewhere.append(f"train.{TRAINER_NAMES[keys[-1]]}")
         if elsewhere:
-            return f", did you mean {elsewhere[0]}.{keys[-1]}?"
+            return f", did you mean {elsewhere[0]}?"
+        known = sorted(schema.model_fields) if schema else []
+        others = TRAINER_NAMES if keys[:-1] == ("train",) else {}
+        close = difflib.get_close_matches(keys[-1], [*known, *others], n=1, cutoff=0.5)
+        if close:
+            name = others.get(close[0], close[0])
+            return f", did you mean {'.'.join((*keys[:-1], name))}?"
         return f", known here: {', '.join(known)}"
 
-    def _keys(self, section: str) -> set[str]:
-        schema = self._section(Config, section)
-        return set(schema.model_fields) if schema else set()
+    def _sections_with(self, key: str, other_than: str) -> list[str]:
+        sections = {name: self._section(Config, name) for name in Config.model_fields}
+        return [
+            name
+            for name, schema in sections.items()
+            if name != other_than and schema and key in schema.model_fields
+        ]
 
     def _section(self, schema: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
         if schema is Config and key == "engine":

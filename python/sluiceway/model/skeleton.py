@@ -24,7 +24,8 @@ def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -
     Raises
     ------
     sluiceway.errors.InvalidArgument
-        transformers cannot build the model, or cannot build it with so many layers.
+        transformers cannot build the model, or cannot build it with so many layers; or its
+        attention sees later tokens.
     """
     from transformers import AutoModelForCausalLM
 
@@ -32,13 +33,27 @@ def build_skeleton(folder: str, dtype: torch.dtype, layers: int | None = None) -
     try:
         model = AutoModelForCausalLM.from_config(shape_of(folder, layers), dtype=dtype)
         model.tie_weights()  # transformers 5.0 leaves it out on the meta device.
-        return model
     except Exception as error:
         fewer = "" if layers is None else f" with {layers} layers"
         raise InvalidArgument(
             f"model.path: transformers cannot build a causal language model{fewer} from the "
             f"config.json in {folder}, {first_line(error)}"
         ) from None
+    _check_causal(model)
+    return model
+
+
+def _check_causal(model: torch.nn.Module) -> None:
+    """Refuse a model whose attention sees later tokens, by what its modules say of themselves.
+
+    Modules of a few models say nothing; training finds those by their losses.
+    """
+    said = [m.is_causal for m in model.modules() if hasattr(m, "is_causal")]
+    if said and not any(said):
+        raise InvalidArgument(
+            f"model.path: {type(model).__name__} is no model of the next token: its attention sees "
+            "later tokens; expected a causal language model"
+        )
 
 
 def shape_of(folder: str, layers: int | None = None) -> PretrainedConfig:

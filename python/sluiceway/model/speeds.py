@@ -64,6 +64,7 @@ def measure_speeds(
         "host_gbps": host,
         "host_gbps_from": "config" if device.host_gbps else "copies measured here",
         **(_link_speed(card) if card else {"d2h_gbps": host, "h2d_gbps": host}),
+        **(LAUNCHING if placement.name != "host" else {}),
         **(disk_speed(config) if disk else {}),
     }
 
@@ -71,7 +72,7 @@ def measure_speeds(
 def _link_speed(card: torch.device) -> dict[str, Any]:
     seconds = link_seconds(_MEASURED_LINK_BYTES, card)
     rates = {f"{way}_gbps": _MEASURED_LINK_BYTES / s / 1e9 for way, s in seconds.items()}
-    return {**rates, "link_gbps_from": "page-locked copies measured here", **LAUNCHING}
+    return {**rates, "link_gbps_from": "page-locked copies measured here"}
 
 
 def link_of(config: Config, speeds: dict[str, Any]) -> Link:

@@ -37,6 +37,7 @@ _ROLES = {
 }  # Of sharegpt's conversations; others are names of roles themselves.
 KINDS = ("texts", "answers", "conversations")  # Values of Document.kind.
 _SPLIT_SEED = 0x5EED
+_SHOWN_NAMES = 3
 _BLANKS = re.compile(r"\s+")
 _EXPECTED = (
     "a string text, or messages, conversations, prompt and completion, or instruction and output"
@@ -93,6 +94,7 @@ class Corpus:
     files: int = 0
     replaced: int = 0  # Bytes that were not UTF-8.
     replaced_at: str = ""  # File and line of the first.
+    other_parts: list[str] = field(default_factory=list)  # Splits and files that are not read.
 
     def kinds(self) -> dict[str, int]:
         """Count the documents of each kind."""
@@ -102,6 +104,8 @@ class Corpus:
 def read_corpora(data: DataSection) -> tuple[Corpus, Corpus | None]:
     """Read the documents for training, and those that are held out; None if there are none."""
     train, held_out = _read_part(data, "train"), None
+    if train.other_parts and not data.eval:
+        _tell_other_parts(train.other_parts)
     if data.eval:
         held_out = _read_part(data, "eval")
     elif data.split:
@@ -216,7 +220,7 @@ def read_documents(
                 unread |= set() if columns else _unread(row)
             corpus.documents.append(replace(document, source=name))
     corpus.files, corpus.replaced = reading.files, reading.replaced
-    corpus.replaced_at = reading.replaced_at
+    corpus.replaced_at, corpus.other_parts = reading.replaced_at, reading.other_parts
     if not any(d.messages or d.text.strip() for d in corpus.documents):
         if silent:
             raise silent[0]
@@ -251,6 +255,15 @@ def _tell_oddities(
         )
     for line in said:
         print(f"sluiceway: data.{part}: {line}", file=sys.stderr)
+
+
+def _tell_other_parts(names: list[str]) -> None:
+    more = f" and {len(names) - _SHOWN_NAMES:,} more" if len(names) > _SHOWN_NAMES else ""
+    print(
+        f"sluiceway: data.train: not read: {', '.join(names[:_SHOWN_NAMES])}{more}; to hold one of "
+        "them out, name it in data.eval",
+        file=sys.stderr,
+    )
 
 
 def _of(record: dict[str, Any], place: str, columns: Mapping[str, str] | None) -> Document:

@@ -69,6 +69,7 @@ class Reading:
         self.files = 0
         self.replaced = 0  # Bytes that were not UTF-8.
         self.replaced_at = ""  # File and line of the first.
+        self.other_parts: list[str] = []  # Splits, and files of a folder, that are not read.
 
     def rows(self, name: str) -> Iterator[Row]:
         """Read a file, a folder, or the files that a glob matches, in the order of their names.
@@ -135,7 +136,9 @@ class Reading:
                 f"{', '.join((*_FORMATS, *_TEXTS))}, or a set that datasets saved"
             )
         wanted = ("train",) if self._part == "train" else _HELD_OUT
-        return [p for p in files if set(re.findall(r"[a-z]+", p.stem.lower())) & {*wanted}] or files
+        found = [p for p in files if set(re.findall(r"[a-z]+", p.stem.lower())) & {*wanted}]
+        self.other_parts += [str(p) for p in files if found and p not in found]
+        return found or files
 
     def _format_of(self, path: Path) -> str | None:
         """Return the format that the config or the file's name says."""
@@ -187,6 +190,7 @@ class Reading:
                     f"data.{self._part}: {path} has {', '.join(found)}, expected {expected}; name "
                     "the folder of one of them"
                 )
+            self.other_parts += [str(path / name) for name in found if name != names[0]]
             found = found[names[0]]
         names = found.column_names
         if wanted := self._wanted(names, path):

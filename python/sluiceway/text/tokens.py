@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,8 @@ def tokenise(corpus: Corpus, tokenizer: Any) -> TokenStream:
     folder = cache / _key(corpus, tokenizer, marked)
     if (kept := _mapped(folder, len(corpus.documents))) is not None:
         return kept
+    if not sys.stderr.isatty():
+        print(f"sluiceway: tokenising {size:,} characters, which is done once", file=sys.stderr)
     try:
         with replace_folder(folder) as fresh, meter("tokenise", size) as advance:
             _write(fresh, _each(corpus, tokenizer, marked, advance))

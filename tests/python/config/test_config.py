@@ -128,6 +128,20 @@ def test_key_in_the_wrong_section_is_told_where_it_belongs(load):
         load(SMALLEST + "lr: 1\n")
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("train.num_train_epoch", "train.epochs"),
+        ("train.learning_rat", "train.lr"),
+        ("engine.learning_rate", "train.lr"),
+        ("max_grad_norm", "train.max_norm"),
+    ],
+)
+def test_typo_of_the_trainers_name_for_a_key_is_told_our_name(load, key, meant):
+    with pytest.raises(InvalidArgument, match=f"unknown key {key}, did you mean {meant}"):
+        load(SMALLEST, f"{key}=1")
+
+
 def test_key_of_another_engine_is_refused(load):
     with pytest.raises(InvalidArgument, match=r"unknown key engine\.codec, known .*fused"):
         load(SMALLEST, "engine={kind: native, codec: svd}")

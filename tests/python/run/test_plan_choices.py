@@ -11,7 +11,7 @@ from sluiceway.errors import InvalidArgument, IoError
 from sluiceway.machine.catalogue import card_of, card_with, drive_of
 from sluiceway.run.choices import find_choices
 from sluiceway.run.target_machine import TargetMachine, target_machine
-from transformers import LlamaConfig
+from transformers import BertConfig, LlamaConfig
 
 TOKENS = 512
 GIB = 1 << 30
@@ -267,6 +267,23 @@ def test_a_config_takes_no_machine(sluiceway, tiny_model, write_config):
     assert "--card does not go with a config" in done.err
 
 
+def test_init_says_that_the_model_has_no_chat_template(tiny_model, tmp_path, python_m_sluiceway):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"messages": turns}))
+    answers = f"{tiny_model}\nx.jsonl\nrtx4060\n16GiB\nnone\n64\n"
+    done = python_m_sluiceway("init", "mine.yaml", cwd=tmp_path, input=answers)
+    assert done.code == 0, done.err
+    assert "train would be refused here: " in done.err
+    assert "no chat template" in done.err
+
+
+def test_a_model_that_sees_later_tokens_is_refused(sluiceway, tmp_path):
+    BertConfig(vocab_size=64, hidden_size=48, num_hidden_layers=1).save_pretrained(tmp_path)
+    done = sluiceway("plan", tmp_path, "--card", "rtx4060")
+    assert done.code == 2
+    assert "BertLMHeadModel is no model of the next token" in done.err
+
+
 def test_a_file_that_exists_is_not_replaced(sluiceway, shape, tmp_path):
     there = tmp_path / "run.yaml"
     there.write_text("mine")
@@ -277,13 +294,23 @@ def test_a_file_that_exists_is_not_replaced(sluiceway, shape, tmp_path):
     assert there.read_text() == "mine"
 
 
-def test_init_asks_and_writes(tiny_model, prose, tmp_path, python_m_sluiceway):
+def test_init_asks_and_writes(tiny_model, tmp_path, python_m_sluiceway):
+    prose = tmp_path / "prose.txt"
+    prose.write_text("a few words of prose; " * 10)
     answers = f"{tiny_model}\n{prose}\nrtx4060\n16GiB\nnone\n64\n"
     done = python_m_sluiceway("init", "mine.yaml", cwd=tmp_path, input=answers)
     assert done.code == 0, done.err
     written = (tmp_path / "mine.yaml").read_text()
     assert str(prose) in written
     assert "rtx4060" in written
+    assert "sequences of" in done.out
+    assert "mine.yaml: a run of few steps learns little" in done.err
+    (section,) = (s[2:] for s in written.splitlines() if s.startswith("# device: "))
+    (tmp_path / "mine.yaml").write_text(f"{written}{section}\n")
+    planned = python_m_sluiceway("plan", "mine.yaml", "--json", cwd=tmp_path)
+    figures = json.loads(planned.out)
+    assert figures["assumed"]["tflops"] == 15.1
+    assert f"Planned: {figures['seconds_per_step']:.3g} s" in written
     wrong = python_m_sluiceway("init", "other.yaml", cwd=tmp_path, input="/no/model\n")
     assert wrong.code == 2
     assert "/no/model" in wrong.err

@@ -125,6 +125,17 @@ def test_folder_with_parts_is_the_part_that_is_read(tmp_path):
         assert [d.text for d in corpus.documents] == expected
 
 
+def test_parts_that_nobody_reads_are_named(tmp_path, capsys):
+    texts = datasets.Dataset.from_list([{"text": "a"}])
+    names = ["train", "b", "c", "d", "e"]
+    datasets.DatasetDict(dict.fromkeys(names, texts)).save_to_disk(tmp_path / "set")
+    read_corpora(DataSection(train=[str(tmp_path / "set")]))
+    said = f"data.train: not read: {tmp_path}/set/b, {tmp_path}/set/c, {tmp_path}/set/d and 1 more;"
+    assert said in capsys.readouterr().err
+    read_corpora(DataSection(train=[str(tmp_path / "set")], eval=[str(tmp_path / "set" / "b")]))
+    assert capsys.readouterr().err == ""
+
+
 def test_tables_with_values_that_are_no_json_are_read(tmp_path):
     day = datetime.datetime(2024, 1, 1, 12)
     turns = [{"role": "user", "content": "q", "at": day}, {"role": "assistant", "content": "a"}]
