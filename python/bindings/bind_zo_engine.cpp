@@ -243,11 +243,11 @@ void stream_masters(StreamedEngine& held, const std::vector<MasterUse>& uses) {
   stream(held, std::move(streamed), std::move(weights));
 }
 
-Tensor acquire(StreamedEngine& held, int use, int direction, bool minus, const StreamRef& compute) {
+Tensor acquire(StreamedEngine& held, int use, int round, bool minus, const StreamRef& compute) {
   const void* elements = nullptr;
   {
     const GilReleased unlocked;
-    elements = held.engine.acquire(use, direction, minus ? Side::kMinus : Side::kPlus, compute);
+    elements = held.engine.acquire(use, round, minus ? Side::kMinus : Side::kPlus, compute);
   }
   const Tensor& weight = held.weights.at(static_cast<std::size_t>(use));
   return tensor_over(const_cast<void*>(elements), weight.shape(), weight.type(), held.device);
@@ -335,13 +335,15 @@ void def_passes(Class& engine) {
           "whether it stays on the device; in the order of the forward.")
       .def_property_readonly("streams",
                              [](const StreamedEngine& held) { return held.engine.streams(); })
-      .def("begin_step", method(&ZoEngine::begin_step), unlocked)
+      .def("begin_step", method(&ZoEngine::begin_step),
+           py::arg("directions") = std::vector<std::uint32_t>(), unlocked,
+           "Round k of the pass measures directions[k]; without a list all of them.")
       .def("begin_evaluation", method(&ZoEngine::begin_evaluation), unlocked)
-      .def("acquire", &acquire, py::arg("use"), py::arg("direction"), py::arg("minus"),
+      .def("acquire", &acquire, py::arg("use"), py::arg("round"), py::arg("minus"),
            py::arg("compute"),
            "The slot itself, as a tensor: its elements last until release(). Of an evaluation both "
            "sides are theta.")
-      .def("release", method(&ZoEngine::release), py::arg("use"), py::arg("direction"),
+      .def("release", method(&ZoEngine::release), py::arg("use"), py::arg("round"),
            py::arg("compute"), unlocked)
       .def("commit", &commit, py::arg("g"), py::arg("rates"), py::arg("non_finite") = false,
            "Make the step, one (lr, weight_decay) a group, and end the pass.")

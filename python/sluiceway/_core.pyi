@@ -784,7 +784,7 @@ class ZoEngine:
         Mode log, which logs what moves the weights: keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, family, seed, groups, directions, depth, rank, period, log. Mode write_back, which writes each step into them: keywords are link, limits, resident_bytes, resident_room, perturb_lanes, device_cpu, lane_cpu, eps, family, seed, groups, directions, wire, depth, threads. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. resident_room: bytes of weights that may stay on the device. depth: modules on their way. log: a file, made if it is not there. rank: of noise, 0 for elementwise. period: steps for which V is kept. trained: name, tensor and parameter group of each weight, if the noise has a rank. base_hash: 16 bytes, of a base in host memory. arena: the base. threads: how many write steps in host memory. wire: type in which float32 masters cross the link, or fp8, for images of them; empty: as they are.
         """
     def acquire(
-        self, use: typing.SupportsInt, direction: typing.SupportsInt, minus: bool, compute: Stream
+        self, use: typing.SupportsInt, round: typing.SupportsInt, minus: bool, compute: Stream
     ) -> torch.Tensor:
         """
         The slot itself, as a tensor: its elements last until release(). Of an evaluation both sides are theta.
@@ -794,7 +794,10 @@ class ZoEngine:
         """
         Begin a snapshot of next_step, which the passes complete; one at a time.
         """
-    def begin_step(self) -> None: ...
+    def begin_step(self, directions: collections.abc.Sequence[typing.SupportsInt] = []) -> None:
+        """
+        Round k of the pass measures directions[k]; without a list all of them.
+        """
     def branch(self, step: typing.SupportsInt, path: str) -> None:
         """
         Write the line up to `step` to a log of its own.
@@ -862,7 +865,7 @@ class ZoEngine:
         Return (seed, step, purpose, scale) of each update of the base, and Gamma.
         """
     def release(
-        self, use: typing.SupportsInt, direction: typing.SupportsInt, compute: Stream
+        self, use: typing.SupportsInt, round: typing.SupportsInt, compute: Stream
     ) -> None: ...
     def restart(self, step: typing.SupportsInt) -> None:
         """

@@ -1,41 +1,16 @@
-"""One rank of a job that trains a model in ways that are refused; see test_ranks.py.
-
-Its arguments are a folder to meet in, the number of ranks, its rank, and the cases, which are
-functions of this file. It prints what came of each.
-"""
+"""One rank of a job that trains a model in ways that are refused; see test_ranks.py."""
 
 from __future__ import annotations
 
-import datetime
-import json
-import sys
-import time
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
+from rank_jobs import ThisRank
 from small_models import loss_of, make
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from twins import identity
 
-folder, ranks, rank, cases = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-
-
-LIMIT = datetime.timedelta(seconds=60)
-
-
-def leave_together():
-    """Wait for the others: a rank that leaves first would hang those that still connect to it."""
-    Path(folder, f"{case}.{rank}").touch()
-    deadline = time.monotonic() + LIMIT.total_seconds()
-    while not all(Path(folder, f"{case}.{other}").exists() for other in range(ranks)):
-        assert time.monotonic() < deadline, f"{case}: another rank did not come, expected all"
-        time.sleep(0.01)
-
-
-def meet():
-    at = f"file://{folder}/{case}"
-    dist.init_process_group("gloo", at, LIMIT, world_size=ranks, rank=rank)
+here = ThisRank()
+meet, ranks, rank = here.meet, here.ranks, here.rank
 
 
 def train(model, opt, first=0):
@@ -177,13 +152,4 @@ def fsdp1_after_original():
     fsdp1_after(use_orig_params=True)
 
 
-for case in cases:
-    try:
-        globals()[case]()
-        said = "trained"
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    print(json.dumps([case, said]), flush=True)
-    leave_together()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+here.run_cases(globals())

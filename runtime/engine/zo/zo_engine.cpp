@@ -1,6 +1,7 @@
 #include "runtime/engine/zo/zo_engine.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -112,30 +113,38 @@ std::shared_ptr<ZoPass> ZoEngine::work() const {
   return pass;
 }
 
-void ZoEngine::begin(Passing what) {
+void ZoEngine::begin(Passing what, std::span<const std::uint32_t> directions) {
   if (logged_) catch_up();
   if (logged_ && what == Passing::kStep) logged_->check_room("begin_step");
   need_ring();
   if (what == Passing::kStep && passing_ == Passing::kNone) make_room();
   if (masters_) catch_up_unstreamed();
   const std::shared_ptr<ZoPass> pass = work();
-  for (std::uint32_t d = 0; what == Passing::kStep && d < shape_.directions; ++d) {
-    pass->noises.push_back(noise(d));
-  }
+  for (const std::uint32_t d : directions) pass->noises.push_back(noise(d));
   if (ring_) ring_->begin(pass);
   passing_ = what;
 }
 
-void ZoEngine::begin_step() { begin(Passing::kStep); }
+void ZoEngine::begin_step(std::vector<std::uint32_t> directions) {
+  if (directions.empty()) {
+    directions.resize(shape_.directions);
+    std::iota(directions.begin(), directions.end(), 0U);
+  }
+  for (const std::uint32_t d : directions) {
+    SLUICEWAY_CHECK(d < shape_.directions, "begin_step: direction is ", d, ", expected 0 to ",
+                    shape_.directions - 1);
+  }
+  begin(Passing::kStep, directions);
+}
 void ZoEngine::begin_evaluation() { begin(Passing::kEvaluation); }
 
-const void* ZoEngine::acquire(int use, int direction, Side side, StreamRef compute) {
+const void* ZoEngine::acquire(int use, int round, Side side, StreamRef compute) {
   note(compute);
-  return ring().acquire(use, direction, side == Side::kPlus ? 0 : 1, compute);
+  return ring().acquire(use, round, side == Side::kPlus ? 0 : 1, compute);
 }
 
-void ZoEngine::release(int use, int direction, StreamRef compute) {
-  ring().release(use, direction, compute);
+void ZoEngine::release(int use, int round, StreamRef compute) {
+  ring().release(use, round, compute);
 }
 
 void ZoEngine::commit(std::span<const float> g, std::span<const StepRate> rates, bool non_finite) {

@@ -76,10 +76,12 @@ class ZoEngine {
   bool streams() const noexcept { return !uses_.empty(); }
 
   // ---- A pass ----
-  void begin_step();
+  // Round k of the pass measures directions[k], and all of them without a list. A process that
+  // shares a step with others measures some; commit() takes the gradients of all.
+  void begin_step(std::vector<std::uint32_t> directions = {});
   void begin_evaluation();
-  const void* acquire(int use, int direction, Side side, StreamRef compute);
-  void release(int use, int direction, StreamRef compute);
+  const void* acquire(int use, int round, Side side, StreamRef compute);
+  void release(int use, int round, StreamRef compute);
   void commit(std::span<const float> g, std::span<const StepRate> rates, bool non_finite = false);
   void finish();  // Allowed without a pass; undoes a step that was not committed.
   bool is_passing() const noexcept { return passing_ != Passing::kNone; }
@@ -129,7 +131,7 @@ class ZoEngine {
   void check_between(const char* function) const;
 
   void need_ring();
-  void begin(Passing what);
+  void begin(Passing what, std::span<const std::uint32_t> directions = {});
   std::shared_ptr<ZoPass> work() const;  // At theta of next_step(), without noise.
 
   void make_room();                   // For factors of the step that begins.

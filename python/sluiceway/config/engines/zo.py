@@ -84,6 +84,12 @@ class ZoOptions(Options):
         to=["engine"],
         in_state=True,
     )
+    across_ranks: Literal["batch", "directions"] = option(
+        "batch",
+        "What the ranks of a process group divide. batch: each rank measures all directions on a "
+        "batch of its own, and losses are averaged. directions: each measures a part of the "
+        "directions; with the same batch on every rank a step has the bits of one process.",
+    )
     noise: Literal["auto", "rademacher", "byte_quantile", "gaussian", "lowrank"] = option(
         "auto",
         "Distribution of directions; auto is rademacher. With lowrank the directions of matrices "

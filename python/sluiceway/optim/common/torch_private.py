@@ -208,6 +208,14 @@ def may_run_backward_inside() -> bool:
     return torch.autograd.Variable._execution_engine.is_checkpoint_valid()
 
 
+# 17. torch.distributed.distributed_c10d._get_default_store()
+# For:     the numbers of the ranks that do not answer, if a collective of a process group fails.
+# Without: an error would only say that some rank died.
+def group_store() -> Any:
+    """Return the store in which the ranks of the default process group met."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
 # Names of attributes and functions that read the gradient, the shape or the like of a tensor, but
 # no value, so that they need wait for nothing.
 _ATTRIBUTES_THAT_LOOK = (

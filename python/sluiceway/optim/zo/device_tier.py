@@ -60,9 +60,9 @@ class DeviceTier(Tier):
         return self._perturbed(None, direction)
 
     def _perturbed(self, block: int | None, direction: int) -> list[Copies]:
-        step = self.committed_steps
+        step, drawn = self.committed_steps, self._training.measured_directions[direction]
         return [
-            Copies(w.parameter, self._weights.neighbours(w, self._gamma(w), step, direction))
+            Copies(w.parameter, self._weights.neighbours(w, self._gamma(w), step, drawn))
             for w in self._of_block.get(block, [])
         ]
 

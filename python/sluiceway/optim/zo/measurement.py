@@ -51,16 +51,16 @@ class ForwardPass:
     """One run of one closure, on one side of a direction."""
 
     name: str
-    direction: int
+    direction: int  # Its place among those that this process measures.
     side: int
     closure: int
 
 
-def perturbed_forwards(directions: int, closures: int) -> list[ForwardPass]:
+def perturbed_forwards(directions: Sequence[int], closures: int) -> list[ForwardPass]:
     """List the forward passes of a step: for each direction both sides, each with all closures."""
     return [
-        ForwardPass(f"{_SIGNS[side]} of direction {d}{_of_closure(k, closures)}", d, side, k)
-        for d in range(directions)
+        ForwardPass(f"{_SIGNS[side]} of direction {d}{_of_closure(k, closures)}", place, side, k)
+        for place, d in enumerate(directions)
         for side in range(2)
         for k in range(closures)
     ]

@@ -18,11 +18,13 @@ from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.parameters import check_number
 from sluiceway.optim.common.random_state import RandomState
+from sluiceway.optim.common.ranks import Ranks, Together, facts_of
 from sluiceway.optim.common.states import StateHooks
 from sluiceway.optim.zo.access import WeightAccess
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.inference import usable_later
 from sluiceway.optim.zo.measurement import Measurement, perturbed_forwards
+from sluiceway.optim.zo.over_ranks import facts_of_options, of_rank
 from sluiceway.optim.zo.rates import (
     checked_loss,
     group_update,
@@ -136,7 +138,13 @@ class ZoSgd(WeightAccess, StateHooks):
         weights = trained_weights(owner, model, groups)
         self.device = device_of(owner, checked, weights)
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "gamma": 1.0})
-        self._training = Training(owner, model, weights, checked, self.device, self.param_groups)
+        ranks = Ranks(owner)
+        if ranks.count > 1:
+            checked = of_rank(owner, checked, ranks)
+            ranks.check_alike(facts_of(model) | facts_of_options(checked, self.param_groups))
+        self._training = Training(
+            owner, model, weights, checked, self.device, self.param_groups, ranks
+        )
         self._tier = make_tier(self._training, self.state)
         self.overflowed = False
         self._g: list[float] = []
@@ -144,6 +152,15 @@ class ZoSgd(WeightAccess, StateHooks):
         self._warned: set[str] = set()
         self._warn_of_rounded_vectors()
         self._warn_of_one_direction()
+        self._follow_first_rank()
+
+    def _follow_first_rank(self) -> None:
+        """Take the first rank's state if this one has other steps: it joins late, or came back."""
+        ranks = self._training.ranks
+        if ranks.count > 1 and len(set(ranks.gather(self.committed_steps))) > 1:
+            state = ranks.of_first(self.state_dict() if ranks.rank == 0 else None)
+            if ranks.rank > 0:
+                self.load_state_dict(state)
 
     @property
     def options(self) -> ZoArguments:
@@ -186,13 +203,18 @@ class ZoSgd(WeightAccess, StateHooks):
         BaseException
             Raised by the closure; the weights are unchanged.
         """
+        self._training.ranks.check_same_group()
+        with self._training.ranks.together("step", 2 * self.options.directions) as together:
+            return self._step(closure, together)
+
+    def _step(self, closure: Any, together: Together) -> torch.Tensor:
         closures = self._closures("step", closure)
         self._check_unchanged("step")
         self._check_trainable()
         begun, self.overflowed = RandomState.now(), False
         try:
             self._tier.begin(closures)
-            losses = self._measure(closures)
+            losses = self._of_all_ranks(self._measure(closures), together)
             gradients = [self._gradient(plus, minus) for plus, minus in losses]
             updates = [group_update(self._owner, group, gradients) for group in self.param_groups]
             self._check_random(begun)
@@ -227,9 +249,25 @@ class ZoSgd(WeightAccess, StateHooks):
             )
         return closures
 
+    def _of_all_ranks(
+        self, losses: list[tuple[float, float]], together: Together
+    ) -> list[tuple[float, float]]:
+        """Return both losses of every direction, of those that each rank has measured."""
+        ranks, training = self._training.ranks, self._training
+        if ranks.count == 1:
+            return losses
+        every = [0.0] * (2 * self.options.directions)
+        for d, sides in zip(training.measured_directions, losses, strict=True):
+            every[2 * d : 2 * d + 2] = sides
+        found = torch.tensor(together.sum(every), dtype=torch.float32)
+        if self.options.across_ranks == "batch":
+            found = found / ranks.count
+        return [(plus, minus) for plus, minus in found.view(-1, 2).tolist()]
+
     def _measure(self, closures: list[Closure]) -> list[tuple[float, float]]:
-        """Measure the losses on both sides of every direction."""
-        forwards = perturbed_forwards(self.options.directions, len(closures))
+        """Measure the losses on both sides of every direction that is this process's."""
+        directions = self._training.measured_directions
+        forwards = perturbed_forwards(directions, len(closures))
         measurement = Measurement(
             self._tier.measured, self._tier, forwards, SameInputs(self._owner)
         )
@@ -246,7 +284,7 @@ class ZoSgd(WeightAccess, StateHooks):
                 )
         return [
             (mean_of_closures(found[d, 0]), mean_of_closures(found[d, 1]))
-            for d in range(self.options.directions)
+            for d in range(len(directions))
         ]
 
     def _check_random(self, begun: RandomState) -> None:
@@ -397,7 +435,8 @@ class ZoSgd(WeightAccess, StateHooks):
     def stats(self) -> dict[str, Any]:
         """Numbers of the last step: g of each direction, and the tier's counts."""
         zo = {"g": list(self._g), "directions": self.options.directions}
-        return {"zo": zo} | self._tier.stats()
+        ranks = self._training.ranks
+        return {"zo": zo} | self._tier.stats() | ranks.stats()
 
     def synchronize(self) -> None:
         """Wait until all steps are applied; only a GPU may still be working after `step()`."""

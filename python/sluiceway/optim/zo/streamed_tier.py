@@ -142,7 +142,8 @@ class StreamedTier(Tier):
     def _perturbed(self, weights: list[TrainedWeight], direction: int) -> list[Copies]:
         if self._evaluating:
             return [Copies(w.parameter, (self.weights.theta(w.parameter),)) for w in weights]
-        return [Copies(w.parameter, self.weights.neighbours(w, direction)) for w in weights]
+        drawn = self._training.measured_directions[direction]
+        return [Copies(w.parameter, self.weights.neighbours(w, drawn)) for w in weights]
 
     # ---- A pass ----
 
@@ -150,7 +151,7 @@ class StreamedTier(Tier):
         """Watch the forward unless it is known, and begin a step."""
         self.weights.begin_step()
         self._know(closures)
-        self.weights.get().begin_step()
+        self.weights.get().begin_step(self._training.measured_directions)
         self._evaluating = False
 
     @contextmanager

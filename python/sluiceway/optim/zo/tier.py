@@ -12,6 +12,7 @@ from torch import nn
 
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.model.blocks import BlockList
+from sluiceway.optim.common.ranks import Ranks
 from sluiceway.optim.zo.arguments import ZoArguments
 from sluiceway.optim.zo.measurement import Copies, Measured
 from sluiceway.optim.zo.rates import GroupUpdate
@@ -35,11 +36,20 @@ class Training:
     options: ZoArguments
     device: DeviceOps
     param_groups: list[dict[str, Any]]  # The optimizer's own.
+    ranks: Ranks
     has_auto_directions: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.has_auto_directions = self.options.directions == "auto"
         self.options = self.options.with_directions(self.options.direction_count)
+
+    @property
+    def measured_directions(self) -> list[int]:
+        """Numbers of the directions that this process measures in each step."""
+        every = list(range(self.options.directions))
+        if self.options.across_ranks == "batch":
+            return every
+        return every[self.ranks.rank :: self.ranks.count]
 
     @property
     def may_change_directions(self) -> bool:
@@ -72,7 +82,10 @@ class Tier:
     # ---- Weights of a measurement ----
 
     def acquire(self, unit: int, direction: int) -> list[Copies]:
-        """Copy the weights of a unit, which all forward passes of a direction share."""
+        """Copy the weights of a unit, which all forward passes of a direction share.
+
+        Here and below a direction is its place among those that this process measures.
+        """
 
     def release(self, unit: int, direction: int) -> None:
         """Free a unit's copies, after every forward pass of the direction has left it."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from conftest import REPOSITORY
+from rank_jobs import run_ranks
 from small_models import loss_of, make
 from twins import identity
 
@@ -46,38 +41,14 @@ OF_ONE = {
 }
 
 
-def run_ranks(folder: Path, ranks: int, cases: list[str]) -> list[dict[str, str]]:
-    """Run the cases and return the outcome of each in each rank."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(RANK.parent),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, RANK, folder, str(ranks), str(rank), *cases],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        said = [job.communicate(timeout=300) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    assert all(job.returncode == 0 for job in jobs), said
-    return [dict(map(json.loads, out.splitlines())) for out, _ in said]
-
-
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return run_ranks(tmp_path_factory.mktemp("two"), 2, list(OF_TWO))
+    return run_ranks(RANK, tmp_path_factory.mktemp("two"), 2, list(OF_TWO))
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    return run_ranks(tmp_path_factory.mktemp("one"), 1, [*OF_ONE, "alone_in_a_group"])
+    return run_ranks(RANK, tmp_path_factory.mktemp("one"), 1, [*OF_ONE, "alone_in_a_group"])
 
 
 @pytest.mark.parametrize("case", OF_TWO)

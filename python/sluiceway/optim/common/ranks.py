@@ -1,0 +1,230 @@
+"""The processes that train one model together: a process group of torch, or this process alone.
+
+Every rank makes the same steps, so what a step depends on is the same on each of them: options and
+weights when they begin, and in each step what `Together.sum` returns. If one rank fails before
+that, all of them give the step up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+from sluiceway import _core
+from sluiceway.base.undisturbed import Undisturbed
+from sluiceway.errors import Error, InvalidArgument, Timeout, Unavailable, first_line
+from sluiceway.optim.common import torch_private
+
+_POLL = 50e-6  # Seconds, at first.
+_LONGEST_POLL = 5e-3
+_ASK = 0.5  # Seconds after which a rank that waits asks whether another one has failed.
+_ROLL_CALL = 5.0  # Seconds in which a rank that lives answers.
+
+
+class Ranks:
+    """This process among the ranks of torch's default process group, or alone without one.
+
+    Attributes
+    ----------
+    rank, count : int
+        Number of this process, and of all; 0 and 1 without a group.
+    bytes : int
+        What this rank gave the others in the last step.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        there = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.rank = torch.distributed.get_rank() if there else 0
+        self.count = torch.distributed.get_world_size() if there else 1
+        self.bytes = 0
+        self._calls = 0
+
+    def check_alike(self, facts: Mapping[str, Any]) -> None:
+        """Compare values by name with those of all other ranks.
+
+        Raises
+        ------
+        InvalidArgument
+            A value differs; all ranks raise it, and name the first difference.
+        """
+        if self.count == 1:
+            return
+        first, *others = self.gather(dict(facts))
+        for rank, theirs in enumerate(others, start=1):
+            for name in first | theirs:
+                mine, its = first.get(name), theirs.get(name)
+                if mine != its:
+                    raise InvalidArgument(
+                        f"{self._owner}: {name} is {mine!r} on rank 0 and {its!r} on rank {rank}, "
+                        "expected the same on every rank"
+                    )
+
+    def check_same_group(self) -> None:
+        """Refuse a process group that was made or changed since."""
+        now = Ranks(self._owner)
+        if (now.rank, now.count) != (self.rank, self.count):
+            raise Unavailable(
+                f"{self._owner}: the process group has {now.count} ranks, and had {self.count} "
+                "when the optimizer was made; call init_process_group() before that"
+            )
+
+    @contextmanager
+    def together(self, what: str, count: int) -> Iterator[Together]:
+        """Enter a block in which every rank calls `sum` once, with `count` values.
+
+        An error of this rank before that is told to the others, which raise one that names it. With
+        other ranks a first Ctrl-C waits for the end of the block, as they may finish it, too.
+        """
+        block = Together(self, f"{self._owner}.{what}", count)
+        with Undisturbed() if self.count > 1 else nullcontext():
+            try:
+                yield block
+            except BaseException as error:
+                if block.is_due and self.count > 1:
+                    block.fail(error)
+                raise
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return a picklable value of every rank."""
+        found: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+    def of_first(self, value: Any) -> Any:
+        """Return the first rank's picklable value."""
+        found = [value]
+        torch.distributed.broadcast_object_list(found)
+        return found[0]
+
+    def stats(self) -> dict[str, Any]:
+        """Return the place of this rank, and the bytes that it gave the others in the last step."""
+        if self.count == 1:
+            return {}
+        return {"ranks": {"rank": self.rank, "count": self.count, "sent_bytes": self.bytes}}
+
+    def add(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of float32 tensors over ranks, added in the order of the ranks.
+
+        So a sum has the bits of one process that adds the same numbers, on every rank.
+
+        Raises
+        ------
+        Timeout
+            A rank did not come, or died; the text names it.
+        """
+        self._calls += 1
+        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        found = torch.empty(self.count, len(values), device=device)
+        self.bytes = values.nbytes
+        try:
+            self._wait(
+                torch.distributed.all_gather_into_tensor(
+                    found.view(-1), values.to(device), async_op=True
+                )
+            )
+        except RuntimeError as error:  # torch's classes for this differ by backend.
+            raise Timeout(
+                f"{self._owner}: {self._missing()} did not come to step with the others "
+                f"({first_line(error)}); end all ranks, and resume from the last save"
+            ) from None
+        first, *others = found.cpu()
+        for one in others:
+            first = first + one
+        return first
+
+    def _wait(self, work: Any) -> None:
+        """Wait without keeping this process from handling signals, or from hearing of a failure."""
+        pause, asked = _POLL, time.monotonic()
+        while not work.is_completed():
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL)
+            if time.monotonic() - asked > _ASK:
+                asked = time.monotonic()
+                if torch_private.group_store().check([self._key("failed")]):
+                    raise RuntimeError("another rank told so")
+        work.wait()  # Raises what went wrong.
+
+    def _key(self, name: object) -> str:
+        return f"sluiceway/{self._owner}/{self._calls}/{name}"
+
+    def _missing(self) -> str:
+        """Name the ranks that do not answer within some seconds."""
+        others = [rank for rank in range(self.count) if rank != self.rank]
+        try:
+            store = torch_private.group_store()
+            for name in (self.rank, "failed"):
+                store.set(self._key(name), "")
+            deadline = time.monotonic() + _ROLL_CALL
+            while others and time.monotonic() < deadline:
+                others = [rank for rank in others if not store.check([self._key(rank)])]
+                time.sleep(_LONGEST_POLL)
+        except RuntimeError:
+            return "the rank that has the group's store"
+        if not others:
+            return "a rank"
+        return f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+
+
+def facts_of(model: nn.Module) -> dict[str, str]:
+    """Return the type, shape and checksum of every parameter, which ranks compare.
+
+    Cost: one read of the weights.
+    """
+    return {
+        name: f"{p.dtype} {tuple(p.shape)} {_core.bits_checksum(p.detach().cpu()):016x}"
+        for name, p in model.named_parameters()
+    }
+
+
+class Together:
+    """One call of an optimizer that every rank makes."""
+
+    def __init__(self, ranks: Ranks, what: str, count: int) -> None:
+        self._ranks, self._what, self._count = ranks, what, count
+        self.is_due = True
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sums over ranks of float32 numbers, with the same bits on each.
+
+        Raises
+        ------
+        Error
+            Another rank failed before; the text quotes it.
+        Timeout
+            A rank did not come, or died.
+        """
+        if self._ranks.count == 1:
+            self.is_due = False
+            return values
+        return self._reduced(values, "")
+
+    def fail(self, error: BaseException) -> None:
+        """Take part with nothing, and tell the error."""
+        text = first_line(error) or type(error).__name__
+        with suppress(Error):  # The error that is told is the one to raise.
+            self._reduced([0.0] * self._count, text)
+
+    def _reduced(self, values: list[float], error: str) -> list[float]:
+        self.is_due = False
+        mine = torch.tensor([*values, float(bool(error))], dtype=torch.float32)
+        *found, failed = self._ranks.add(mine).tolist()
+        if failed:
+            said = self._ranks.gather(error)
+            first = next((f"rank {rank}: {text}" for rank, text in enumerate(said) if text), "")
+            raise Error(f"{self._what}: no rank makes this step, since it failed on {first}")
+        return found
+
+
+def _wait(work: Any) -> None:
+    """Wait without keeping this process from handling signals."""
+    pause = _POLL
+    while not work.is_completed():
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL)
+    work.wait()  # Raises what went wrong.
