@@ -78,6 +78,7 @@ class StepGate {
   bool take_back(int part);
   void note_gradient(int part);
   void note_scan(int part, const ScanResult& scan);
+  void forget_scan(int part) { at(part).scanned = false; }  // The gradient has changed.
   void send(int part, Payload payload, std::optional<Forecast> forecast = {});
 
   int backwards(int part) const { return at(part).backwards; }

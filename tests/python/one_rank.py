@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sluiceway as sw
 import torch
 import torch.distributed as dist
 from rank_jobs import ThisRank
@@ -65,9 +66,9 @@ def group_before_step():
         opt.step()
 
 
-def group_alone():
+def offload():
     meet()
-    identity(make())
+    sw.OffloadAdamW(make())
 
 
 def sharded_before():

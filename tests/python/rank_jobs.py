@@ -43,7 +43,7 @@ def run_ranks(script: Path, folder: Path, ranks: int, cases: list[str]) -> list[
     finally:
         for job in jobs:
             job.kill()
-    assert all(job.returncode in (0, ENDED) for job in jobs), said
+    assert all(job.returncode in (0, ENDED) for job in jobs), [err[-2000:] for _, err in said]
     return [dict(map(json.loads, out.splitlines())) for out, _ in said]
 
 

@@ -65,6 +65,8 @@ struct SubspaceOptions {
   bool residual_at_once = false;  // In the last promised backward; otherwise in step().
   int residual_every = 1;         // Steps between a weight's turns; scales each by its sqrt().
   double residual_max_rms = 1;    // Clips the residual's update; infinity: no clipping.
+  // Other processes have gradients, too: the caller averages cores and sums, see averaged().
+  bool shared = false;
   std::uint64_t seed = 0;
   RefreshPolicy::Config refresh;
   RefreshOptions learn;
@@ -147,6 +149,16 @@ class SubspaceEngine final : public GatedEngine {
   void drop() override;
   void acquire(int index, StreamRef compute) override;
   void synchronize() override;
+
+  // ---- Gradients that several processes share, with the option `shared` ----
+  // Nothing leaves the device before averaged(), and a gradient calibrates nothing by itself.
+  // Returns the core of the gradients so far, which the caller may change before averaged().
+  MatrixView<float> core(int index) const { return weight(index).staging.core(); }
+  // Call after core and total have been changed: scans them, and sends a complete core.
+  void averaged(int index);
+  // Returns whether the weight's next gradient is one to pass to calibrate_on(), averaged.
+  bool calibrates(int index) const;
+  void calibrate_on(int index, const AnyMatrix& g, StreamRef compute);
 
   // ---- Calibration: gradients measure and fit the projectors, and are not accumulated ----
   int uncalibrated() const;  // Weights whose projectors wait for a first gradient.

@@ -39,7 +39,7 @@ void SubspaceEngine::add_gradient(int index, const AnyMatrix& g, const AnyMatrix
   const bool first = beta == 0;
   // A codec that waits for its first projectors has compressed only zeros so far.
   const bool may_calibrate = first || weight.codec->wants_calibration();
-  if (may_calibrate && calibration_.due(committed_steps(), index, weight)) {
+  if (may_calibrate && !options_.shared && calibration_.due(committed_steps(), index, weight)) {
     calibrate(index, g, compute);
   }
   {
@@ -110,10 +110,37 @@ void SubspaceEngine::gathered(int index, StreamRef compute) {
     overflow_scan(held.gathering.total, scans_.slot(at(index)), compute);
     scanned(index);
   }
-  if (!complete) return;
+  if (!complete || options_.shared) return;
   if (early) apply_residual_early(index, compute);
   // Of a weight without a core nothing is left to do then.
   if (held.has_core() || !held.gathering.residual_done) send(index, When::kGathering);
+}
+
+void SubspaceEngine::averaged(int index) {
+  const SubspaceWeight& held = weight(index);
+  SLUICEWAY_CHECK(options_.shared && gate_.backwards(index) > 0, "SubspaceEngine: ", held.spec.name,
+                  options_.shared ? " has no gradient" : " is not shared", " in averaged()");
+  gate_.forget_scan(index);
+  weights_[at(index)]->gathering.scan_enqueued = false;
+  if (!held.has_core()) {
+    overflow_scan(held.gathering.total, scans_.slot(at(index)), compute_.ref());
+    scanned(index);
+  } else if (gate_.is_complete(index)) {
+    gate_.take_back(index);
+    send(index, When::kGathering);
+  }
+}
+
+bool SubspaceEngine::calibrates(int index) const {
+  const SubspaceWeight& held = weight(index);
+  const bool may = !held.gathering.begun || held.codec->wants_calibration();
+  return calibration_.active() || (may && calibration_.due(committed_steps(), index, held));
+}
+
+void SubspaceEngine::calibrate_on(int index, const AnyMatrix& g, StreamRef compute) {
+  check_shape(weight(index), g, "gradient");
+  compute_.move_to(compute);
+  calibrate(index, g, compute);
 }
 
 void SubspaceEngine::calibrate(int index, const AnyMatrix& g, StreamRef compute) {

@@ -163,19 +163,12 @@ def refuse_split_model(owner: str, model: nn.Module) -> None:
                 f"{owner}: {name} is sharded (a DTensor), but training needs whole parameters in "
                 "one process; train without fully_shard() and FSDP"
             )
-    refuse_split_since(owner, [])
 
 
 def refuse_split_since(owner: str, weights: list[CompressedWeight]) -> None:
-    """Refuse ranks and wrappers that came after the optimizer; nearly free in one process."""
+    """Refuse wrappers that came after the optimizer; nearly free without a process group."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
-    ranks = torch.distributed.get_world_size()
-    if ranks > 1:
-        raise Unavailable(
-            f"{owner}: a process group of {ranks} ranks is initialised, but this optimizer does "
-            "not average gradients over ranks; start one process, or use torch.optim.AdamW"
-        )
     if torch_private.is_wrapped(module for weight in weights for module in weight.modules):
         raise Unavailable(
             f"{owner}: the model was wrapped in DistributedDataParallel or FSDP after the "

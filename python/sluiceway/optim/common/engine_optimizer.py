@@ -17,7 +17,7 @@ from torch import nn
 from sluiceway import _core
 from sluiceway.base.columns import WeightTable
 from sluiceway.config.shared_options import SharedOptions
-from sluiceway.errors import InvalidArgument
+from sluiceway.errors import InvalidArgument, Unavailable
 from sluiceway.machine.device_ops import device_ops
 from sluiceway.model.blocks import find_blocks
 from sluiceway.model.targets import CompressedWeight, Selection
@@ -39,6 +39,7 @@ from sluiceway.optim.common.parameters import (
     choose_parameters,
     numbered_parameters,
 )
+from sluiceway.optim.common.ranks import Ranks, Together
 from sluiceway.optim.common.repeated_blocks import RepeatedBlocks, refuse_repeated
 from sluiceway.optim.common.state import (
     SLICES,
@@ -51,6 +52,8 @@ from sluiceway.optim.common.state import (
 from sluiceway.optim.common.states import EngineStates, StateHooks
 from sluiceway.optim.common.step_clock import StepClock
 from sluiceway.optim.common.tier_limits import parameter_bytes
+
+_COMPARED = 5  # Numbers of a step that all ranks must have alike.
 
 
 @dataclass
@@ -94,6 +97,7 @@ class EngineOptimizer(StateHooks, ABC):
         self.options = options
         check_model(self._owner, model)
         refuse_split_model(self._owner, model)
+        self.ranks = self._take_ranks(model)
         selection, groups = choose_parameters(
             self._owner,
             model,
@@ -148,7 +152,8 @@ class EngineOptimizer(StateHooks, ABC):
         with ExitStack() as undo:
             undo.callback(_set_trainable, self.frozen, True)
             _set_trainable(self.frozen, False)
-            self.carrier = NormCarrier(self._owner, self.weights, self.device.asynchronous)
+            late = self.device.asynchronous or self.ranks.count > 1  # Averaging comes before norms.
+            self.carrier = NormCarrier(self._owner, self.weights, late)
             undo.callback(self.carrier.forget)
             self._hooks = ModelHooks(self, model, self.weights)
             undo.callback(self._hooks.remove)
@@ -175,6 +180,17 @@ class EngineOptimizer(StateHooks, ABC):
         return [block for block in blocks if block not in self._streamed_modules()]
 
     # ---- Methods of a subclass ----
+
+    def _take_ranks(self, model: nn.Module) -> Ranks:
+        """Return the ranks that train together; refuses several ones here."""
+        ranks = Ranks(self._owner)
+        if ranks.count > 1:
+            raise Unavailable(
+                f"{self._owner}: a process group of {ranks.count} ranks is initialised, but this "
+                "optimizer does not average gradients over ranks; start one process, or use "
+                "SubspaceAdamW, ZoSgd or torch.optim.AdamW"
+            )
+        return ranks
 
     def _streamed_modules(self) -> Collection[nn.Module]:
         """Return the blocks whose weights are streamed; their backward repeats them anyway."""
@@ -462,12 +478,38 @@ class EngineOptimizer(StateHooks, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_step()
-        updates = self._ordinary.updates(self.param_groups, self.state)
-        scale = 1.0 / self.loss_scale.value
-        shared, own = self.carrier.split_factors() if self._progress.gathered else (1.0, [])
-        squares = self._ordinary.sum_squares() * scale * scale  # This waits for the backward.
-        self.carrier.settle()
+        with self.ranks.together("step", _COMPARED) as together:
+            self._check_step()
+            self._average_gradients()
+            updates = self._ordinary.updates(self.param_groups, self.state)
+            scale = 1.0 / self.loss_scale.value
+            shared, own = self.carrier.split_factors() if self._progress.gathered else (1.0, [])
+            squares = self._ordinary.sum_squares() * scale * scale  # This waits for the backward.
+            self.carrier.settle()
+            rates = math.fsum(g["lr"] * (1 + g["weight_decay"]) for g in self.param_groups)
+            self._compare(together, [shared, math.fsum(own), squares, scale, rates])
+            self._enqueue_step(updates, shared, own, scale, squares)
+        return loss
+
+    def _compare(self, together: Together, found: list[float]) -> None:
+        """Refuse a step whose gradients were scaled in another way on another rank."""
+        first, *others = together.every(found)
+        for rank, theirs in enumerate(others, start=1):
+            if repr(theirs) != repr(first):  # Of numbers that are not finite, too.
+                raise InvalidArgument(
+                    f"{self._owner}.step: ranks 0 and {rank} have other gradients or rates: factor "
+                    "of all, sum of own factors, squares of ordinary gradients, loss scale and sum "
+                    f"of learning rates are {first} and {theirs}; clip and scale on all ranks "
+                    "alike after the last backward, and leave accumulate= out unless each step "
+                    "has this number"
+                )
+
+    def _average_gradients(self) -> None:
+        """Average this step's gradients over ranks, if there are several and it is due."""
+
+    def _enqueue_step(
+        self, updates: list[Any], shared: float, own: list[float], scale: float, squares: float
+    ) -> None:
         # Kept until the next step: lanes write to this storage, even if the user replaces `.data`.
         self._stepping[:] = weights = self.of_engine.tensors()
         given = self._progress.given
@@ -485,10 +527,10 @@ class EngineOptimizer(StateHooks, ABC):
         self.loss_scale.update(skipped)
         self._stepped()
         self._clock.step(norm)
+        self.ranks.end_step()
         if self._compilation.check():  # Graphs read weights without waiting.
             self._in_flight.synchronize()
             self.before_forward(True)  # The model's hook may be inside of a graph and not run.
-        return loss
 
     def _check_step(self) -> None:
         """Refuse a step that AdamW could not take correctly."""
@@ -521,6 +563,7 @@ class EngineOptimizer(StateHooks, ABC):
     def _check_surroundings(self) -> None:
         self._check_loaded()
         self._watch.check()
+        self.ranks.check_same_group()
         refuse_split_since(self._owner, self.weights)
 
     def _check_loaded(self) -> None:
@@ -685,6 +728,7 @@ class EngineOptimizer(StateHooks, ABC):
             "skipped": self.overflowed,
             "skipped_steps": self.skipped_steps,
             "loss_scale": self.loss_scale.value,
+            **self.ranks.stats(),
         }
 
     def describe(self) -> WeightTable:

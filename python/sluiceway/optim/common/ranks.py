@@ -1,13 +1,14 @@
 """The processes that train one model together: a process group of torch, or this process alone.
 
 Every rank makes the same steps, so what a step depends on is the same on each of them: options and
-weights when they begin, and in each step what `Together.sum` returns. If one rank fails before
+weights when they begin, and in each step what `Together.every` returns. If one rank fails before
 that, all of them give the step up.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -23,6 +24,8 @@ from sluiceway.optim.common import torch_private
 _POLL = 50e-6  # Seconds, at first.
 _LONGEST_POLL = 5e-3
 _ASK = 0.5  # Seconds after which a rank that waits asks whether another one has failed.
+_BUCKET_BYTES = 4 << 20
+_UNDER_WAY = 4  # Buckets at a time.
 _ROLL_CALL = 5.0  # Seconds in which a rank that lives answers.
 
 
@@ -42,7 +45,7 @@ class Ranks:
         there = torch.distributed.is_available() and torch.distributed.is_initialized()
         self.rank = torch.distributed.get_rank() if there else 0
         self.count = torch.distributed.get_world_size() if there else 1
-        self.bytes = 0
+        self.bytes = self._given = 0
         self._calls = 0
 
     def check_alike(self, facts: Mapping[str, Any]) -> None:
@@ -76,7 +79,7 @@ class Ranks:
 
     @contextmanager
     def together(self, what: str, count: int) -> Iterator[Together]:
-        """Enter a block in which every rank calls `sum` once, with `count` values.
+        """Enter a block in which every rank calls `every` once, with `count` values.
 
         An error of this rank before that is told to the others, which raise one that names it. With
         other ranks a first Ctrl-C waits for the end of the block, as they may finish it, too.
@@ -93,13 +96,15 @@ class Ranks:
     def gather(self, value: Any) -> list[Any]:
         """Return a picklable value of every rank."""
         found: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(found, value)
+        with self._naming_who_is_missing():
+            torch.distributed.all_gather_object(found, value)
         return found
 
     def of_first(self, value: Any) -> Any:
         """Return the first rank's picklable value."""
         found = [value]
-        torch.distributed.broadcast_object_list(found)
+        with self._naming_who_is_missing():
+            torch.distributed.broadcast_object_list(found)
         return found[0]
 
     def stats(self) -> dict[str, Any]:
@@ -108,10 +113,8 @@ class Ranks:
             return {}
         return {"ranks": {"rank": self.rank, "count": self.count, "sent_bytes": self.bytes}}
 
-    def add(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of float32 tensors over ranks, added in the order of the ranks.
-
-        So a sum has the bits of one process that adds the same numbers, on every rank.
+    def every(self, values: torch.Tensor) -> torch.Tensor:
+        """Return float32 numbers of every rank, a row for each.
 
         Raises
         ------
@@ -119,24 +122,68 @@ class Ranks:
             A rank did not come, or died; the text names it.
         """
         self._calls += 1
-        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        found = torch.empty(self.count, len(values), device=device)
-        self.bytes = values.nbytes
-        try:
+        found = values.new_empty(self.count, len(values), device=self._device())
+        self._given += values.nbytes
+        with self._naming_who_is_missing():
             self._wait(
                 torch.distributed.all_gather_into_tensor(
-                    found.view(-1), values.to(device), async_op=True
+                    found.view(-1), values.to(found.device), async_op=True
                 )
             )
+        return found.cpu()
+
+    def any_of(self, flags: list[bool]) -> list[bool]:
+        """Return for each flag whether it is set on some rank."""
+        return self.every(torch.tensor(flags, dtype=torch.float32)).any(0).tolist()
+
+    def average(self, tensors: list[torch.Tensor]) -> None:
+        """Replace each tensor by its mean over ranks, with the same bits on each.
+
+        Every rank passes tensors of the same types and shapes. Small ones cross together.
+
+        Raises
+        ------
+        Timeout
+            A rank did not come, or died; the text names it.
+        """
+        self._calls += 1
+        under_way: deque[_Bucket] = deque()
+        with self._naming_who_is_missing():
+            for bucket in _buckets(tensors):
+                if len(under_way) == _UNDER_WAY:
+                    self._land(under_way.popleft())
+                flat = _joined(bucket).div_(self.count)
+                self._given += flat.nbytes
+                work = torch.distributed.all_reduce(flat, async_op=True)
+                under_way.append((work, flat, bucket))
+            while under_way:
+                self._land(under_way.popleft())
+
+    def _land(self, bucket: _Bucket) -> None:
+        work, flat, tensors = bucket
+        self._wait(work)
+        parts = flat.split([t.numel() for t in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            if tensor.data_ptr() != part.data_ptr():
+                tensor.copy_(part.view(tensor.shape))
+
+    @staticmethod
+    def _device() -> str:
+        return "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+
+    @contextmanager
+    def _naming_who_is_missing(self) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:  # torch's classes for this differ by backend.
             raise Timeout(
                 f"{self._owner}: {self._missing()} did not come to step with the others "
                 f"({first_line(error)}); end all ranks, and resume from the last save"
             ) from None
-        first, *others = found.cpu()
-        for one in others:
-            first = first + one
-        return first
+
+    def end_step(self) -> None:
+        """Count from now what the next step gives to other ranks."""
+        self.bytes, self._given = self._given, 0
 
     def _wait(self, work: Any) -> None:
         """Wait without keeping this process from handling signals, or from hearing of a failure."""
@@ -189,8 +236,8 @@ class Together:
         self._ranks, self._what, self._count = ranks, what, count
         self.is_due = True
 
-    def sum(self, values: list[float]) -> list[float]:
-        """Return the sums over ranks of float32 numbers, with the same bits on each.
+    def every(self, values: list[float]) -> list[list[float]]:
+        """Return the float32 numbers of every rank, a row for each.
 
         Raises
         ------
@@ -201,30 +248,44 @@ class Together:
         """
         if self._ranks.count == 1:
             self.is_due = False
-            return values
-        return self._reduced(values, "")
+            return [values]
+        return self._every(values, "")
 
     def fail(self, error: BaseException) -> None:
         """Take part with nothing, and tell the error."""
         text = first_line(error) or type(error).__name__
         with suppress(Error):  # The error that is told is the one to raise.
-            self._reduced([0.0] * self._count, text)
+            self._every([0.0] * self._count, text)
 
-    def _reduced(self, values: list[float], error: str) -> list[float]:
+    def _every(self, values: list[float], error: str) -> list[list[float]]:
         self.is_due = False
         mine = torch.tensor([*values, float(bool(error))], dtype=torch.float32)
-        *found, failed = self._ranks.add(mine).tolist()
-        if failed:
+        found = self._ranks.every(mine)
+        if found[:, -1].any():
             said = self._ranks.gather(error)
             first = next((f"rank {rank}: {text}" for rank, text in enumerate(said) if text), "")
             raise Error(f"{self._what}: no rank makes this step, since it failed on {first}")
-        return found
+        return found[:, :-1].tolist()
 
 
-def _wait(work: Any) -> None:
-    """Wait without keeping this process from handling signals."""
-    pause = _POLL
-    while not work.is_completed():
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_POLL)
-    work.wait()  # Raises what went wrong.
+_Bucket = tuple[Any, torch.Tensor, list[torch.Tensor]]
+
+
+def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Join neighbours of one type and device up to some size; others cross by themselves."""
+    bucket: list[torch.Tensor] = []
+    for tensor in tensors:
+        joins = bucket and (tensor.dtype, tensor.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and not (joins and sum(t.nbytes for t in [*bucket, tensor]) <= _BUCKET_BYTES):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def _joined(bucket: list[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of all tensors in a row: the memory of a single one, if it can be."""
+    if len(bucket) == 1:
+        return bucket[0].reshape(-1)
+    return torch.cat([tensor.reshape(-1) for tensor in bucket])

@@ -147,8 +147,9 @@ def engine_for(
     weights: list[CompressedWeight],
     options: SubspaceArguments,
     device: DeviceOps,
+    shared: bool,
 ) -> _core.SubspaceEngine:
-    """Build the engine that the options describe."""
+    """Build the engine that the options describe; `shared` by several ranks."""
     link, pin = options.link, options.pin or (-1, -1)
     engine_options = _core.EngineOptions(
         **options.keywords_for("engine") | {"codec": resolve_codec(options)},
@@ -160,7 +161,8 @@ def engine_for(
         resident_bytes=parameter_bytes(model),
         max_norm=options.max_norm or 0.0,
         promised_backwards=0 if options.accumulate == "auto" else options.accumulate,
-        residual_at_once=residual_at_once(options),
+        residual_at_once=residual_at_once(options) and not shared,
+        shared=shared,
         device_cpu=pin[0],
         lane_cpu=pin[1],
         lane_threads=lane_threads(options.lane_threads, device.compute(), options.pin is not None),

@@ -16,6 +16,8 @@ from sluiceway.model.targets import Selection, embedding_parameters, select_weig
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 from sluiceway.optim.common.parameters import check_group
+from sluiceway.optim.common.ranks import Ranks, facts_of
+from sluiceway.optim.common.shared_gradients import SharedGradients
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     engine_for,
@@ -35,6 +37,11 @@ from sluiceway.optim.subspace.state import (
 )
 from sluiceway.optim.subspace.weight_rates import weight_factors, with_factors
 
+# Options by which ranks may differ: places, and how much of its own memory each one takes.
+_OF_EACH_RANK = {
+    **dict.fromkeys(["device", "link", "budget", "trace", "pin", "lane_threads"], True),
+    "refresh": {"closure"},
+}
 _ZERO = 1e-20  # A factor on residuals, which divide by it; beside eps such a residual vanishes.
 
 
@@ -105,6 +112,14 @@ class SubspaceAdamW(EngineOptimizer):
         if checked.fused:
             fuse_own(model, self)
 
+    def _take_ranks(self, model: nn.Module) -> Ranks:
+        """Return the ranks, after comparing weights and options with the other ones."""
+        ranks = Ranks(self._owner)
+        if ranks.count > 1:
+            options = self.options.model_dump(exclude=_OF_EACH_RANK)
+            ranks.check_alike(facts_of(model) | options)
+        return ranks
+
     def _select(self, model: nn.Module, wanted: Collection[int], grouped: bool) -> Selection:
         """Select what to compress; groups that the user wrote must not have what is frozen."""
         options = self.options
@@ -119,14 +134,24 @@ class SubspaceAdamW(EngineOptimizer):
 
     def _make_engine(self, model: nn.Module) -> _core.SubspaceEngine:
         options = self.options
-        engine = engine_for(model, self.weights, options, self.device)
+        several = self.ranks.count > 1
+        engine = engine_for(model, self.weights, options, self.device, several)
         for index, weight in enumerate(self.weights):
             if len(weight.modules) > 1:
                 self._hold_residuals(engine, self.of_engine.numbers(index))
         numbers = range(len(self.of_engine))
         has_residuals = any(engine.describe(n)["residual"] != "none" for n in numbers)
-        self._residual_at_once = has_residuals and residual_at_once(options)
+        self._residual_at_once = has_residuals and residual_at_once(options) and not several
         self._gradients = ResidualGradients(self.device)
+        self._shared = SharedGradients(
+            self.ranks,
+            engine,
+            self.of_engine,
+            self._gradients,
+            self._ordinary,
+            self.device,
+            0 if options.accumulate == "auto" else options.accumulate,
+        )
         self._early = EarlyResiduals(self._owner, engine, self.of_engine.names, options.accumulate)
         closure = getattr(options.refresh, "closure", None)  # A policy from a file has no closure.
         self._calibration = Calibration(engine, closure, model, self.weights)
@@ -209,6 +234,8 @@ class SubspaceAdamW(EngineOptimizer):
         return self._calibration.running
 
     def _add_matrix(self, number: int, gradient: torch.Tensor) -> None:
+        if self.ranks.count > 1:
+            self._shared.calibrate(number, gradient)
         if self._calibration.running or not self.engine.keeps_total(number):
             self.engine.add_gradient(number, gradient, gradient, self.device.compute())
             return
@@ -224,6 +251,24 @@ class SubspaceAdamW(EngineOptimizer):
 
     def _end_gathering(self) -> None:
         self.engine.end_backward()
+        if self.ranks.count > 1:
+            self._shared.end_backward(self._progress.given)
+
+    def _average_gradients(self) -> None:
+        self._shared.average(self._progress.given)
+
+    def _norms_later(self) -> Callable[[], list[float]]:
+        shared, given, norms = self._shared, self._progress.given, super()._norms_later()
+
+        def averaged() -> list[float]:
+            shared.average(given)
+            return norms()
+
+        return averaged
+
+    def _use_up(self) -> None:
+        super()._use_up()
+        self._shared.forget()
 
     def lose_gradient(self, weight: int) -> None:
         """Remember a lost gradient, except of a calibration, which trains nothing."""
@@ -233,6 +278,7 @@ class SubspaceAdamW(EngineOptimizer):
     def _drop(self) -> None:
         trained = self._early.trained()
         self._gradients.drop()
+        self._shared.forget()
         if self.fused_linears is not None:
             self.fused_linears.bias.drop()
         super()._drop()

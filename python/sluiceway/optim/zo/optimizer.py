@@ -226,6 +226,7 @@ class ZoSgd(WeightAccess, StateHooks):
             self._tier.commit(gradients, updates, self.overflowed)
             self._versions = self._current_versions()
             self._g = gradients
+        self._training.ranks.end_step()
         return torch.tensor(losses, dtype=torch.float32).mean()
 
     @usable_later
@@ -259,10 +260,12 @@ class ZoSgd(WeightAccess, StateHooks):
         every = [0.0] * (2 * self.options.directions)
         for d, sides in zip(training.measured_directions, losses, strict=True):
             every[2 * d : 2 * d + 2] = sides
-        found = torch.tensor(together.sum(every), dtype=torch.float32)
+        rows = together.every(every)
         if self.options.across_ranks == "batch":
-            found = found / ranks.count
-        return [(plus, minus) for plus, minus in found.view(-1, 2).tolist()]
+            found = [mean_of_closures(losses) for losses in zip(*rows, strict=True)]
+        else:
+            found = [rows[k // 2 % ranks.count][k] for k in range(len(every))]
+        return list(zip(found[::2], found[1::2], strict=True))
 
     def _measure(self, closures: list[Closure]) -> list[tuple[float, float]]:
         """Measure the losses on both sides of every direction that is this process's."""

@@ -10,7 +10,7 @@ from small_models import loss_of, make
 from twins import identity
 
 RANK = REPOSITORY / "tests/python/one_rank.py"
-GROUP_OF_TWO = "a process group of 2 ranks is initialised, but"
+GROUP_MADE_LATER = "the process group has 2 ranks, and had 1 when the optimizer was made"
 
 WRAPPED_SINCE = "the model was wrapped in DistributedDataParallel or FSDP after"
 
@@ -18,15 +18,14 @@ WRAPPED_SINCE = "the model was wrapped in DistributedDataParallel or FSDP after"
 OF_TWO = {
     "wrapped_before_static": "the model is wrapped in DistributedDataParallel",
     "wrapped_before_views": "the model is wrapped in DistributedDataParallel",
-    "wrapped_after_static": GROUP_OF_TWO,
-    "wrapped_after_views": GROUP_OF_TWO,
-    "wrapped_in_the_middle": GROUP_OF_TWO,
-    "inner_of_wrapped": GROUP_OF_TWO,
-    "group_before_backward": GROUP_OF_TWO,
-    "group_before_step": GROUP_OF_TWO,
-    "group_alone": GROUP_OF_TWO,
+    "wrapped_after_static": GROUP_MADE_LATER,
+    "wrapped_after_views": GROUP_MADE_LATER,
+    "wrapped_in_the_middle": GROUP_MADE_LATER,
+    "inner_of_wrapped": WRAPPED_SINCE,
+    "group_before_backward": GROUP_MADE_LATER,
+    "group_before_step": GROUP_MADE_LATER,
     "sharded_before": "the model's blocks.0 is wrapped in fully_shard (FSDP2)",
-    "sharded_after": GROUP_OF_TWO,
+    "sharded_after": GROUP_MADE_LATER,
     "dtensor": "blocks.1.up.weight is sharded",
     "fsdp1_before": "the model is wrapped in FullyShardedDataParallel (FSDP1)",
 }
@@ -43,7 +42,7 @@ OF_ONE = {
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return run_ranks(RANK, tmp_path_factory.mktemp("two"), 2, list(OF_TWO))
+    return run_ranks(RANK, tmp_path_factory.mktemp("two"), 2, [*OF_TWO, "offload"])
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +55,11 @@ def test_two_ranks_are_refused_in_both(two_ranks, case):
     for said in two_ranks:
         assert said[case].startswith("Unavailable: SubspaceAdamW: ")
         assert OF_TWO[case] in said[case]
+
+
+def test_two_ranks_with_offload_are_refused_in_both(two_ranks):
+    for said in two_ranks:
+        assert said["offload"].startswith("Unavailable: OffloadAdamW: a process group of 2 ranks")
 
 
 @pytest.mark.parametrize("case", OF_ONE)

@@ -1,0 +1,116 @@
+"""Several ranks that train with SubspaceAdamW make the steps of one process with all their rows."""
+
+from __future__ import annotations
+
+import pytest
+import sluiceway as sw
+import torch
+from conftest import REPOSITORY
+from rank_jobs import run_ranks
+from small_models import distance
+from subspace_rank import CODECS, STEPS, bits, layers, loss_on, rows_of
+
+SCRIPT = REPOSITORY / "tests/python/subspace_rank.py"
+# What one process does in each case: codec, micro-batches of a step, clipping, and options.
+EQUAL = {
+    "identity": ("identity", 1, None, {}),
+    "identity_accumulated": ("identity", 3, "torch", {"accumulate": 3}),
+    "identity_of_any_number": ("identity", 3, "ours", {}),
+    "identity_clipped_inside": ("identity", 1, None, {"max_norm": 0.5}),
+    "residual_alone": ("default", 1, "torch", {}),
+    "cores_and_residual": ("residual", 2, None, {"accumulate": 2}),
+    "expert_of_one_rank": ("identity", 1, None, {}),
+}
+REFUSED = {
+    "clipped_on_one_rank": "ranks 0 and 1 have other gradients or rates: factor of all",
+    "other_rate": "ranks 0 and 1 have other gradients or rates: factor of all",
+    "other_weights": "InvalidArgument: SubspaceAdamW: inner.bias is 'torch.float32 (256,) ",
+    "other_options": "ratio is 0.25 on rank 0 and 0.5 on rank 1, expected the same on every rank",
+}
+# Projectors of svd are arbitrary where a gradient has few tokens, so one process has others.
+ALIKE = ["cores", "fitted", "skipped_step"]
+FLOATS = 4
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Folder and outcomes by the number of ranks."""
+    folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (2, 4)}
+    cases = {2: [*EQUAL, *REFUSED, *ALIKE, "one_fails"], 4: ["identity", "expert_of_one_rank"]}
+    return {r: (folders[r], run_ranks(SCRIPT, folders[r], r, cases[r])) for r in folders}
+
+
+def alone(case, ranks):
+    """Train one process on the rows of all ranks."""
+    codec, micro, clip, options = EQUAL[case]
+    model = layers()
+    with sw.SubspaceAdamW(model, lr=1e-3, **CODECS[codec], **options) as opt:
+        for step in range(STEPS):
+            for number in range(micro * step, micro * (step + 1)):
+                losses = [
+                    loss_on(
+                        model,
+                        rows_of(rank, ranks),
+                        number,
+                        number * rank % 2 if case == "expert_of_one_rank" else 0,
+                    )
+                    for rank in range(ranks)
+                ]
+                (torch.stack(losses).mean() / micro).backward()
+            if clip == "torch":
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            elif clip == "ours":
+                opt.clip_grad_norm_(0.5)
+            opt.step()
+            opt.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"), [*((2, case) for case in EQUAL), (4, "identity"), (4, "expert_of_one_rank")]
+)
+def test_ranks_end_in_the_weights_of_one_process(jobs, ranks, case):
+    folder, outcomes = jobs[ranks]
+    assert len({outcome[case][1] for outcome in outcomes}) == 1, "ranks differ"
+    assert all(outcome[case][3] == 0 for outcome in outcomes), "a step was skipped"
+    found, expected = layers(), alone(case, ranks)
+    found.load_state_dict(torch.load(folder / f"{case}.0.pt"))
+    assert distance(found, layers()) > 1e-3
+    assert distance(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_ranks_have_the_same_bits(jobs, case):
+    first, second = (outcome[case] for outcome in jobs[2][1])
+    assert first[1] == second[1]
+    if case == "skipped_step":
+        assert first[0] == second[0] == 1
+
+
+def test_cores_and_ordinary_gradients_are_what_crosses(jobs):
+    """Two cores of 128 x 128, the gradient of the embedding, and six vectors of 256 at most."""
+    (embedding, cores, vectors) = 256 * 256, 2 * 128 * 128, 6 * 256
+    sent = jobs[2][1][0]["cores"][2]["sent_bytes"]
+    assert FLOATS * (embedding + cores) < sent < FLOATS * (embedding + cores + vectors)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_ranks_cannot_share_is_refused_by_all_of_them(jobs, case):
+    for outcome in jobs[2][1]:
+        assert REFUSED[case] in outcome[case]
+
+
+def test_the_error_of_one_rank_ends_the_step_on_all(jobs):
+    first, second = (outcome["one_fails"] for outcome in jobs[2][1])
+    assert "no rank makes this step, since it failed on rank 1: SubspaceAdamW.step: " in first
+    assert "norm.weight is torch.sparse_coo" in first
+    assert "norm.weight is torch.sparse_coo" in second
+
+
+def test_one_process_has_no_figures_of_ranks():
+    model = layers()
+    with sw.SubspaceAdamW(model) as opt:
+        loss_on(model, slice(0, 2), 0).backward()
+        opt.step()
+        assert "ranks" not in opt.stats()
+    assert bits(model) != bits(layers())
