@@ -10,6 +10,7 @@ from rank_jobs import ThisRank
 from sluiceway.errors import Error
 from torch import nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 6
 ROWS = 2  # Of a rank in a micro-batch.
@@ -107,6 +108,18 @@ def identity_of_any_number():
 
 def identity_clipped_inside():
     return together("identity", max_norm=0.5)
+
+
+def wrapped_later():
+    """A DDP that is made after the optimizer leaves its weights alone."""
+    here.meet()
+    model = layers()
+    with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"]) as opt:
+        ddp = DistributedDataParallel(model)
+        losses = train(ddp, opt, rows_of(here.rank, here.ranks))
+        stats = opt.stats()
+    torch.save(model.state_dict(), here.folder / f"{here.case}.{here.rank}.pt")
+    return [losses, bits(model), stats["ranks"], stats["skipped_steps"]]
 
 
 def residual_alone():

@@ -1,4 +1,4 @@
-"""Training in several processes is refused by name, in every order of calls."""
+"""Training in several processes makes the same weights, or is refused by name, in every order."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ WRAPPERS = {
 }  # fmt: skip
 ORDERS = {"first": wrapped_first, "first-inner": wrapped_first_inner, "later": wrapped_later}
 WRAPPED = [f"{wrapper}/{order}" for wrapper in WRAPPERS for order in ORDERS]
+TRAINED = {"group-before-optimizer", "DistributedDataParallel/later", "static-graph/later"}
 CASES = ["group-after-optimizer", "group-before-optimizer", *WRAPPED]
 
 
 def outcome_of(
     make_twin: Callable[[], tuple[nn.Module, sw.SubspaceAdamW]], rank: int
 ) -> tuple[str, str]:
-    """Train two steps; the kind of the error and its text, or that there was none."""
+    """Train two steps; the kind of the error and its text, or the sum of all weights' bits."""
     try:
         model, opt = make_twin()
         for step in range(2):
@@ -68,11 +69,13 @@ def outcome_of(
             loss_of(model, RANKS * step + rank).backward()
             opt.step()
             opt.zero_grad()
+        opt.synchronize()
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        return "trained", str(weights.view(torch.int32).sum(dtype=torch.int64).item())
     except sw.Error as error:
         return "refused", str(error)
     except Exception as error:
         return type(error).__name__, str(error)
-    return "trained", ""
 
 
 def run_rank(rank: int, port: int, folder: Path) -> None:
@@ -111,7 +114,14 @@ def outcomes(tmp_path_factory) -> dict[str, list[tuple[str, str]]]:
     return {case: [json.loads(line[i]) for line in lines] for i, case in enumerate(CASES)}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sorted(TRAINED))
+def test_ranks_end_in_the_same_bits(outcomes, case):
+    (kind, bits), second = outcomes[case]
+    assert kind == "trained", bits
+    assert [kind, bits] == second
+
+
+@pytest.mark.parametrize("case", sorted({*CASES} - TRAINED))
 def test_each_rank_refuses_by_name(outcomes, case):
     for kind, text in outcomes[case]:
         assert kind == "refused", text

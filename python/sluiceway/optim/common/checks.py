@@ -171,8 +171,9 @@ def refuse_split_since(owner: str, weights: list[CompressedWeight]) -> None:
         return
     if torch_private.is_wrapped(module for weight in weights for module in weight.modules):
         raise Unavailable(
-            f"{owner}: the model was wrapped in DistributedDataParallel or FSDP after the "
-            "optimizer was made, but training needs a plain module; train without the wrapper"
+            f"{owner}: the model was wrapped in DistributedDataParallel or FSDP, which reduces "
+            "gradients that the optimizer takes; train without the wrapper, or, with several "
+            "ranks, make the optimizer before DistributedDataParallel, which then leaves them alone"
         )
 
 

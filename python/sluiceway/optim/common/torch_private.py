@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -176,12 +177,38 @@ def held_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 # 13. DistributedDataParallel._active_ddp_module, Module._is_fsdp_managed_module
-# For:     a wrapper put around the model after the optimizer was made, in a group of one rank.
+# For:     a wrapper put around the model after the optimizer was made.
 # Without: such a model would not be trained, silently under FSDP1.
 def is_wrapped(modules: Iterable[nn.Module]) -> bool:
-    """Return whether the forward of a DDP runs, or FSDP1 has parameters of one of the modules."""
-    inside = DistributedDataParallel._active_ddp_module is not None
-    return inside or any(getattr(m, "_is_fsdp_managed_module", False) for m in modules)
+    """Return whether a DDP, whose forward runs, or FSDP1 reduces gradients of the modules."""
+    ddp, modules = DistributedDataParallel._active_ddp_module, list(modules)
+    if ddp is not None and any(id(m) in _reduced_by(ddp) for m in modules):
+        return True
+    return any(getattr(m, "_is_fsdp_managed_module", False) for m in modules)
+
+
+_reduced: weakref.WeakKeyDictionary[nn.Module, set[int]] = weakref.WeakKeyDictionary()
+
+
+def _reduced_by(ddp: DistributedDataParallel) -> set[int]:
+    """Return the id of each module of which a DDP reduces a matrix or a batch of them."""
+    if ddp not in _reduced:
+        _reduced[ddp] = {
+            id(module)
+            for name, module in ddp.module.named_modules()
+            for local, p in held_parameters(module).items()
+            if p is not None and p.dim() > 1
+            if f"{name}.{local}".lstrip(".") not in ddp.parameters_to_ignore
+        }
+    return _reduced[ddp]
+
+
+# 18. DistributedDataParallel._set_params_and_buffers_to_ignore_for_model()
+# For:     a DDP that is made later, as Trainer does: it leaves gradients to the optimizer.
+# Without: it would average them a second time, and hold a copy of all of them.
+def leave_to_optimizer(model: nn.Module, names: list[str]) -> None:
+    """Let a DDP that wraps the model later not touch the parameters of these names."""
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 # 14. torch._foreach_norm()

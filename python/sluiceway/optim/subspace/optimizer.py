@@ -13,6 +13,7 @@ from sluiceway.base.columns import WeightTable
 from sluiceway.config.options import refuse_unknown
 from sluiceway.errors import InvalidArgument
 from sluiceway.model.targets import Selection, embedding_parameters, select_weights
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 from sluiceway.optim.common.parameters import check_group
@@ -135,6 +136,8 @@ class SubspaceAdamW(EngineOptimizer):
     def _make_engine(self, model: nn.Module) -> _core.SubspaceEngine:
         options = self.options
         several = self.ranks.count > 1
+        if several:
+            _leave_to_optimizer(model, [name for name, _ in self._ordinary.named])
         engine = engine_for(model, self.weights, options, self.device, several)
         for index, weight in enumerate(self.weights):
             if len(weight.modules) > 1:
@@ -386,3 +389,10 @@ class SubspaceAdamW(EngineOptimizer):
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
         restore_engine_state(self, state_dict)
         self._calibration.restart()
+
+
+def _leave_to_optimizer(model: nn.Module, ordinary: list[str]) -> None:
+    """Let a DDP that wraps the model later reduce one small gradient alone, as it needs one."""
+    left = ordinary[:1]  # Of the first layers, which every forward uses.
+    named = model.named_parameters(remove_duplicate=False)  # DDP goes by each name of tied ones.
+    torch_private.leave_to_optimizer(model, [name for name, _ in named if name not in left])

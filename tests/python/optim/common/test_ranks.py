@@ -12,7 +12,7 @@ from twins import identity
 RANK = REPOSITORY / "tests/python/one_rank.py"
 GROUP_MADE_LATER = "the process group has 2 ranks, and had 1 when the optimizer was made"
 
-WRAPPED_SINCE = "the model was wrapped in DistributedDataParallel or FSDP after"
+WRAPPED_SINCE = "the model was wrapped in DistributedDataParallel or FSDP, which reduces"
 
 # What each case says with two ranks, and with one.
 OF_TWO = {

@@ -17,6 +17,7 @@ EQUAL = {
     "identity_accumulated": ("identity", 3, "torch", {"accumulate": 3}),
     "identity_of_any_number": ("identity", 3, "ours", {}),
     "identity_clipped_inside": ("identity", 1, None, {"max_norm": 0.5}),
+    "wrapped_later": ("identity", 1, None, {}),
     "residual_alone": ("default", 1, "torch", {}),
     "cores_and_residual": ("residual", 2, None, {"accumulate": 2}),
     "expert_of_one_rank": ("identity", 1, None, {}),
