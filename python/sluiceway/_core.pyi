@@ -385,7 +385,7 @@ class EngineOptions:
     """
     def __init__(self, *, compute: Stream, **kwargs) -> None:
         """
-        compute: a stream of the device that the weights are on; keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, seed, codec, refresh_every, refresh_source, refresh_threshold, refresh_learn_steps, refresh_transport, refresh_learn_rate, refresh_beta, refresh_init, residual_at_once, residual_every, residual_max_rms, tokens_per_step, total_steps. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
+        compute: a stream of the device that the weights are on; keywords are link, limits, resident_bytes, schedule, norm_mode, max_norm, promised_backwards, lane_threads, device_cpu, lane_cpu, seed, codec, refresh_every, refresh_source, refresh_threshold, refresh_learn_steps, refresh_transport, refresh_learn_rate, refresh_beta, refresh_init, residual_at_once, shared, residual_every, residual_max_rms, tokens_per_step, total_steps. link: d2h GB/s, h2d GB/s, latency in us, 0 for unthrottled. limits: bytes for device, host, pinned, disk, None for no limit. refresh_every: None for the codec's own.
         """
 
 class SubspaceEngine(GatedEngine):
@@ -417,11 +417,26 @@ class SubspaceEngine(GatedEngine):
         """
         Add the gradient of a backward, with contiguous rows, to the sum of a step; see the header.
         """
+    def averaged(self, weight: typing.SupportsInt) -> None:
+        """
+        Call after the core or the sum of a weight's gradients was averaged; see the header.
+        """
     def begin_calibration(self) -> None: ...
+    def calibrate_on(
+        self, weight: typing.SupportsInt, gradient: torch.Tensor, compute: Stream
+    ) -> None:
+        """
+        Fit or measure projectors on the average of a gradient over processes.
+        """
+    def calibrates(self, weight: typing.SupportsInt) -> bool: ...
     def calibration_due(self) -> bool: ...
     def check_weight_state(self, weight: typing.SupportsInt, state: dict) -> None:
         """
         Raise what load_weight_state would raise; nothing is changed.
+        """
+    def core(self, weight: typing.SupportsInt, compute: Stream) -> torch.Tensor:
+        """
+        The core of a step's gradients so far, as a tensor over the engine's memory.
         """
     def describe(self, weight: typing.SupportsInt) -> dict[str, typing.Any]: ...
     def end_backward(self) -> None: ...

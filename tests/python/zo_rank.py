@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import signal
 import time
 
 import sluiceway
@@ -124,6 +125,28 @@ def one_fails():
         assert bits(model) == first[1], "a step was made"
         assert opt.committed_steps == 2, "a step was counted"
         return [said, history(opt, model, closures, range(2, STEPS))[1]]
+
+
+def interrupted():
+    """Ctrl-C reaches all ranks in the third step, which all of them make."""
+    here.meet()
+    model = decoder()
+    with sluiceway.ZoSgd(model, **OPTIONS) as opt:
+        closures = part_of(model, here.rank, here.ranks)
+        history(opt, model, closures, range(2))
+
+        def pressed():
+            if not interrupts:
+                interrupts.append(signal.raise_signal(signal.SIGINT))
+            return closures(2)()
+
+        interrupts: list[None] = []
+        try:
+            opt.step(pressed)
+            said = "no interrupt"
+        except KeyboardInterrupt:
+            said = "interrupted"
+        return [said, opt.committed_steps, history(opt, model, closures, range(3, STEPS))[1]]
 
 
 def late_rank():

@@ -16,6 +16,7 @@ from sluiceway.base.json_text import json_text
 from sluiceway.config.changes import changes
 from sluiceway.config.file import load_config
 from sluiceway.config.schema import with_absolute_paths
+from sluiceway.errors import Unavailable
 from sluiceway.run.last_save import has_save, last_save, tell_changes
 from sluiceway.run.progress import LastingOutput
 from sluiceway.run.run_folder import CONFIG_FILE, RunFolder
@@ -26,6 +27,7 @@ def train(
 ) -> None:
     """Train, or only plan; print the result."""
     checked = with_absolute_paths(load_config(config, settings))
+    _refuse_several_processes()
     if dry_run:
         from sluiceway.commands.plan import show_plan
 
@@ -57,6 +59,16 @@ def train(
     _print_summary(path, summary, as_json)
 
 
+def _refuse_several_processes() -> None:
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count.isdecimal() and int(count) > 1:
+        raise Unavailable(
+            f"a launcher started {count} processes (WORLD_SIZE), but the command line trains in "
+            "one; train with transformers' Trainer or a loop of your own, as docs/distributed.md "
+            "shows"
+        )
+
+
 def resume(
     path: Path, settings: list[str] | None, previous: bool, from_save: bool, as_json: bool
 ) -> None:
@@ -66,6 +78,7 @@ def resume(
     `from_save` continues from the last save, and drops all steps that a store committed after it.
     """
     RunFolder.check(path)
+    _refuse_several_processes()
     after = with_absolute_paths(load_config(path / CONFIG_FILE, settings))
     if after.engine.awaits_plan:  # Refuse other changes before planning.
         changes(load_config(path / CONFIG_FILE), after)

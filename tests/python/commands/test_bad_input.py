@@ -319,3 +319,12 @@ def test_gpu_that_is_not_there_is_unavailable(sluiceway, tiny_model, write_confi
     config = write_config(tiny_model, device={"name": "cuda:7"})
     outcome = sluiceway("train", config, "--out", tmp_path / "out")
     assert_short_error(outcome, 2, "this machine has no cuda:7, it has host")
+
+
+def test_several_processes_of_a_launcher_are_refused(
+    python_m_sluiceway, tiny_model, write_config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = python_m_sluiceway("train", write_config(tiny_model), "--out", tmp_path / "run")
+    assert_short_error(outcome, 2, "a launcher started 2 processes")
+    assert not (tmp_path / "run").exists()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps
 from sluiceway.optim.common.engine_weights import EngineWeights
@@ -82,11 +83,11 @@ class SharedGradients:
             found += [core] if core.numel() else []
             total = self._residuals.totals.get(number)
             found += [total.take()] if total is not None else []
-        with torch.no_grad():
+        with torch.no_grad(), Undisturbed():  # The others may finish it, whoever is interrupted.
             self.ranks.average(found)
-        for number in numbers:
-            self._engine.averaged(number)
-        self._engine.end_backward()
+            for number in numbers:
+                self._engine.averaged(number)
+            self._engine.end_backward()
 
     def _fill(self, given: set[int]) -> None:
         """Give zeros to weights and parameters that have a gradient on other ranks alone."""

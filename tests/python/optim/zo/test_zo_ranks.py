@@ -28,7 +28,15 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    cases = [*OF_DIRECTIONS, *OF_BATCHES, *REFUSED, "one_fails", "late_rank", "one_hangs"]
+    cases = [
+        *OF_DIRECTIONS,
+        *OF_BATCHES,
+        *REFUSED,
+        "one_fails",
+        "late_rank",
+        "interrupted",
+        "one_hangs",
+    ]
     return run_ranks(SCRIPT, tmp_path_factory.mktemp("two"), 2, cases)
 
 
@@ -90,6 +98,13 @@ def test_the_error_of_one_rank_ends_the_step_on_all(two):
     )
     assert said[1] == "KeyError: 'a batch is missing'"
     assert again[0] == again[1] == two[0]["batch_on_device"][1]
+
+
+def test_interrupt_waits_for_the_step_that_all_ranks_make(two):
+    for one in two:
+        said, steps, weights = one["interrupted"]
+        assert (said, steps) == ("interrupted", 3)
+        assert weights == one["batch_on_device"][1]
 
 
 def test_a_rank_that_comes_late_replays_the_log(two):
