@@ -131,6 +131,29 @@ TEST_F(ZoEngineTest, PassesAreWhatTheLogSaysInThisProcessAndTheNext) {
   }
 }
 
+// Rounds of this process are the directions that it was given; the step has all of them.
+TEST_F(ZoEngineTest, AProcessMeasuresSomeOfTheDirections) {
+  ZoEngine engine(options());
+  engine.stream(model.uses);
+  take_step(engine);
+  engine.begin_step({1});
+  for (const std::vector<int>& module : model.modules()) {
+    for (const int use : module) expect_bits(engine, use, 0, Side::kPlus, noise(1));
+    for (const int use : module) engine.release(use, 0, kHost);
+  }
+  EXPECT_THROW(engine.acquire(0, 1, Side::kPlus, kHost), InvalidArgument);
+  const std::vector<float> g = {0.5F, -2};
+  const std::vector<StepRate> rates(kGroups, StepRate{1e-2, 0.1});
+  engine.commit(g, rates);
+  made.push_back({g, rates});
+  note(step++);
+  engine.begin_evaluation();
+  expect_pass(engine, false);
+  engine.finish();
+  EXPECT_THROW(engine.begin_step({0, kDirections}), InvalidArgument);
+  take_step(engine);
+}
+
 TEST_F(ZoEngineTest, AStepThatIsNotCommittedIsTheSameAgain) {
   ZoEngine engine(options());
   engine.stream(model.uses);
