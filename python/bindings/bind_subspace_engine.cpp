@@ -228,6 +228,33 @@ py::typing::Dict<py::str, py::object> describe(const SubspaceEngine& engine, int
   return result;
 }
 
+// Of an engine whose gradients several processes share.
+void bind_shared_gradients(EngineClass<SubspaceEngine>& engine) {
+  const auto unlocked = py::call_guard<GilReleased>();
+  engine
+      .def(
+          "core",
+          [](const SubspaceEngine& e, int weight, const StreamRef& compute) {
+            const MatrixView<float> s = e.core(weight);
+            return tensor_over({s.data, s.rows, s.cols, s.stride, DType::kF32}, compute.device());
+          },
+          py::arg("weight"), py::arg("compute"),
+          "The core of a step's gradients so far, as a tensor over the engine's memory.")
+      .def("averaged", &SubspaceEngine::averaged, py::arg("weight"), unlocked,
+           "Call after the core or the sum of a weight's gradients was averaged; see the header.")
+      .def("calibrates", &SubspaceEngine::calibrates, py::arg("weight"))
+      .def(
+          "calibrate_on",
+          [](SubspaceEngine& e, int weight, const Tensor& gradient, const StreamRef& compute) {
+            const AnyMatrix g = gradient_view(gradient);
+            check_on(compute, gradient, "gradient");
+            const GilReleased released;
+            e.calibrate_on(weight, g, compute);
+          },
+          py::arg("weight"), py::arg("gradient"), py::arg("compute"),
+          "Fit or measure projectors on the average of a gradient over processes.");
+}
+
 }  // namespace
 
 void bind_subspace_engine(py::module_& m) {
@@ -273,27 +300,6 @@ void bind_subspace_engine(py::module_& m) {
            py::arg("other_sum_squares"), py::arg("unscale"), py::arg("own_factors"),
            py::arg("compute"),
            "Make the step; updates come after everything that `compute` has by now.")
-      .def(
-          "core",
-          [](const SubspaceEngine& e, int weight, const StreamRef& compute) {
-            const MatrixView<float> s = e.core(weight);
-            return tensor_over({s.data, s.rows, s.cols, s.stride, DType::kF32}, compute.device());
-          },
-          py::arg("weight"), py::arg("compute"),
-          "The core of a step's gradients so far, as a tensor over the engine's memory.")
-      .def("averaged", &SubspaceEngine::averaged, py::arg("weight"), unlocked,
-           "Call after the core or the sum of a weight's gradients was averaged; see the header.")
-      .def("calibrates", &SubspaceEngine::calibrates, py::arg("weight"))
-      .def(
-          "calibrate_on",
-          [](SubspaceEngine& e, int weight, const Tensor& gradient, const StreamRef& compute) {
-            const AnyMatrix g = gradient_view(gradient);
-            check_on(compute, gradient, "gradient");
-            const GilReleased released;
-            e.calibrate_on(weight, g, compute);
-          },
-          py::arg("weight"), py::arg("gradient"), py::arg("compute"),
-          "Fit or measure projectors on the average of a gradient over processes.")
       .def("uncalibrated", &SubspaceEngine::uncalibrated,
            "Number of weights whose projectors wait for their first gradient.")
       .def("calibration_due", &SubspaceEngine::calibration_due)
@@ -302,6 +308,7 @@ void bind_subspace_engine(py::module_& m) {
       .def("take_stats", &take_stats)
       .def("describe", &describe, py::arg("weight"));
   bind_weight_state(engine);
+  bind_shared_gradients(engine);
 }
 
 }  // namespace sluiceway

@@ -139,7 +139,7 @@ def fitted():
 
 
 def expert_of_one_rank():
-    """In odd batches rank 1 uses the other expert, whose weight has no gradient on rank 0."""
+    """Use on rank 1 in odd batches another expert, whose weight has no gradient on rank 0."""
     return together("identity", expert_of=lambda number: number * here.rank % 2)
 
 
@@ -189,7 +189,7 @@ def other_options():
 
 
 def one_fails():
-    """On rank 1 another function keeps a gradient from the step; nothing is trained anywhere."""
+    """Put a gradient on rank 1 that `step()` refuses; nothing is trained anywhere."""
     here.meet()
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"]) as opt:

@@ -47,7 +47,7 @@ def test_options_of_a_config_are_those_of_the_class():
     ("lines", "words"),
     [
         ("engine: {kind: zo, esp: 1}", "run.yaml:3: unknown key engine.esp, did you mean"),
-        ("engine: {kind: zo, fused: true}", "unknown key engine.fused, known here: consolidate"),
+        ("engine: {kind: zo, fused: true}", "unknown key engine.fused, known here: across_ranks"),
         ("engine: {kind: zo, eps: 0}", "run.yaml:3: engine.eps is 0, expected greater than 0"),
         ("engine: {kind: zo, directions: 0}", "engine.directions is 0, expected greater than or"),
         ("engine: {kind: zo, noise: guassian}", "engine.noise is 'guassian', expected 'auto'"),

@@ -1,4 +1,4 @@
-"""What ranks that train one model by losses alone have in common, and what each has of its own."""
+"""Options of ranks that train one model by losses alone: those in common, and those of each."""
 
 from __future__ import annotations
 
