@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from functools import partial
 
 import sluiceway as sw
 import torch
@@ -58,20 +60,26 @@ def bits(model):
     return digest.hexdigest()
 
 
-def rows_of(rank, ranks):
-    """Rows of a rank; those of all ranks are the first rows of a batch."""
-    return slice(ROWS * rank, ROWS * (rank + 1)) if ranks > 1 else slice(0, ROWS * rank)
+def rows_of(rank):
+    """Rows of a rank in every batch."""
+    return slice(ROWS * rank, ROWS * (rank + 1))
 
 
-def train(model, opt, rows, steps=STEPS, micro=1, clip=None, expert_of=lambda number: 0):
-    """Train on rows of every batch, and return the losses."""
-    losses = []
+def train(model, opt, ranks, steps=STEPS, micro=(1,), clip=None, experts=1):
+    """Train on the rows of some ranks, and return the losses.
+
+    Step k has `micro[k]` micro-batches, or `micro[-1]` from the end of the list on. With two
+    experts, rank 1 uses the second one in odd micro-batches.
+    """
+    losses, number = [], 0
     for step in range(steps):
-        for k in range(micro):
-            number = micro * step + k
-            loss = loss_on(model, rows, number, expert_of(number)) / micro
+        parts = micro[min(step, len(micro) - 1)]
+        for _ in range(parts):
+            each = [loss_on(model, rows_of(k), number, number * k % experts) for k in ranks]
+            loss = torch.stack(each).mean() / parts
             loss.backward()
             losses.append(loss.item())
+            number += 1
         if clip == "torch":
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         elif clip == "ours":
@@ -82,32 +90,31 @@ def train(model, opt, rows, steps=STEPS, micro=1, clip=None, expert_of=lambda nu
     return losses
 
 
-def together(codec, steps=STEPS, micro=1, clip=None, expert_of=lambda number: 0, **more):
+def together(codec, train_more=(), **more):
     """Train on this rank's rows; return its losses, and what the weights are at the end."""
     here.meet()
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS[codec], **more) as opt:
-        rows = rows_of(here.rank, here.ranks)
-        losses = train(model, opt, rows, steps, micro, clip, expert_of)
+        losses = train(model, opt, [here.rank], **dict(train_more))
         stats = opt.stats()
     torch.save(model.state_dict(), here.folder / f"{here.case}.{here.rank}.pt")
     return [losses, bits(model), stats["ranks"], stats["skipped_steps"]]
 
 
-def identity():
-    return together("identity")
-
-
-def identity_accumulated():
-    return together("identity", micro=3, clip="torch", accumulate=3)
-
-
-def identity_of_any_number():
-    return together("identity", micro=3, clip="ours")
-
-
-def identity_clipped_inside():
-    return together("identity", max_norm=0.5)
+# What `train` does in each case, codec, and options, for these ranks and for one process.
+EQUAL = {
+    "identity": ({}, "identity", {}),
+    "identity_accumulated": ({"micro": [3], "clip": "torch"}, "identity", {"accumulate": 3}),
+    "identity_short_step": (
+        {"micro": [3, 3, 2, 3], "clip": "torch"}, "identity", {"accumulate": 3},
+    ),
+    "identity_of_any_number": ({"micro": [3, 1, 2], "clip": "ours"}, "identity", {}),
+    "identity_clipped_inside": ({}, "identity", {"max_norm": 0.5}),
+    "residual_alone": ({"clip": "torch"}, "default", {}),
+    "cores_and_residual": ({"micro": [2]}, "residual", {"accumulate": 2}),
+    "residual_in_turns": ({}, "residual", {"residual_every": 2}),
+    "expert_of_one_rank": ({"experts": 2}, "identity", {}),
+}  # fmt: skip
 
 
 def wrapped_later():
@@ -116,31 +123,49 @@ def wrapped_later():
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"]) as opt:
         ddp = DistributedDataParallel(model)
-        losses = train(ddp, opt, rows_of(here.rank, here.ranks))
+        losses = train(ddp, opt, [here.rank])
         stats = opt.stats()
     torch.save(model.state_dict(), here.folder / f"{here.case}.{here.rank}.pt")
     return [losses, bits(model), stats["ranks"], stats["skipped_steps"]]
 
 
-def residual_alone():
-    return together("default", clip="torch")
-
-
 def cores():
-    return together("block_random", 100)
-
-
-def cores_and_residual():
-    return together("residual", micro=2, accumulate=2)
+    return together("block_random", {"steps": 100})
 
 
 def fitted():
     return together("svd")
 
 
-def expert_of_one_rank():
-    """Use on rank 1 in odd batches another expert, whose weight has no gradient on rank 0."""
-    return together("identity", expert_of=lambda number: number * here.rank % 2)
+def scaled():
+    """Let a GradScaler skip the step in which a gradient of rank 1 is infinite."""
+    here.meet()
+    model, scaler = layers(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"]) as opt:
+        for step in range(3):
+            loss = scaler.scale(loss_on(model, rows_of(here.rank), step))
+            (loss * (float("inf") if (step, here.rank) == (1, 1) else 1.0)).backward()
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+        opt.synchronize()
+        return [scaler.get_scale(), bits(model)]
+
+
+def continued():
+    """Go on in a new optimizer from a state, and tell whether the bits are the same."""
+    here.meet()
+    model = layers()
+    with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["residual"]) as opt:
+        train(model, opt, [here.rank], 3)
+        state, weights = copy.deepcopy(opt.state_dict()), copy.deepcopy(model.state_dict())
+        train(model, opt, [here.rank], 3)
+    other = layers()
+    other.load_state_dict(weights)
+    with sw.SubspaceAdamW(other, lr=1e-3, **CODECS["residual"]) as opt:
+        opt.load_state_dict(state)
+        train(other, opt, [here.rank], 3)
+    return [bits(other) == bits(model), bits(model)]
 
 
 def skipped_step():
@@ -148,7 +173,7 @@ def skipped_step():
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"], loss_scale=8.0) as opt:
         for step in range(3):
-            loss = opt.scale_loss(loss_on(model, rows_of(here.rank, here.ranks), step))
+            loss = opt.scale_loss(loss_on(model, rows_of(here.rank), step))
             (loss * (float("inf") if (step, here.rank) == (1, 1) else 1.0)).backward()
             opt.step()
             opt.zero_grad()
@@ -160,7 +185,7 @@ def clipped_on_one_rank():
     here.meet()
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"]) as opt:
-        loss_on(model, rows_of(here.rank, here.ranks), 0).backward()
+        loss_on(model, rows_of(here.rank), 0).backward()
         if here.rank == 1:
             model.inner.weight.grad.mul_(0.5)
         opt.step()
@@ -170,7 +195,7 @@ def other_rate():
     here.meet()
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3 * (1 + here.rank), **CODECS["identity"]) as opt:
-        loss_on(model, rows_of(here.rank, here.ranks), 0).backward()
+        loss_on(model, rows_of(here.rank), 0).backward()
         opt.step()
 
 
@@ -194,7 +219,7 @@ def one_fails():
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"]) as opt:
         before = bits(model)
-        loss_on(model, rows_of(here.rank, here.ranks), 0).backward()
+        loss_on(model, rows_of(here.rank), 0).backward()
         if here.rank == 1:
             model.norm.weight.grad = torch.zeros(256).to_sparse()
         try:
@@ -208,4 +233,6 @@ def one_fails():
 
 if __name__ == "__main__":
     here = ThisRank()
-    here.run_cases(globals())
+    equal = {case: partial(together, codec, more, **options)
+             for case, (more, codec, options) in EQUAL.items()}  # fmt: skip
+    here.run_cases(globals() | equal)

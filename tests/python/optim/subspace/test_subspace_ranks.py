@@ -8,20 +8,10 @@ import torch
 from conftest import REPOSITORY
 from rank_jobs import run_ranks
 from small_models import distance
-from subspace_rank import CODECS, STEPS, bits, layers, loss_on, rows_of
+from subspace_rank import CODECS, EQUAL, bits, layers, loss_on, train
 
 SCRIPT = REPOSITORY / "tests/python/subspace_rank.py"
-# What one process does in each case: codec, micro-batches of a step, clipping, and options.
-EQUAL = {
-    "identity": ("identity", 1, None, {}),
-    "identity_accumulated": ("identity", 3, "torch", {"accumulate": 3}),
-    "identity_of_any_number": ("identity", 3, "ours", {}),
-    "identity_clipped_inside": ("identity", 1, None, {"max_norm": 0.5}),
-    "wrapped_later": ("identity", 1, None, {}),
-    "residual_alone": ("default", 1, "torch", {}),
-    "cores_and_residual": ("residual", 2, None, {"accumulate": 2}),
-    "expert_of_one_rank": ("identity", 1, None, {}),
-}
+SAME = [*EQUAL, "wrapped_later"]
 REFUSED = {
     "clipped_on_one_rank": "ranks 0 and 1 have other gradients or rates: factor of all",
     "other_rate": "ranks 0 and 1 have other gradients or rates: factor of all",
@@ -29,7 +19,7 @@ REFUSED = {
     "other_options": "ratio is 0.25 on rank 0 and 0.5 on rank 1, expected the same on every rank",
 }
 # Projectors of svd are arbitrary where a gradient has few tokens, so one process has others.
-ALIKE = ["cores", "fitted", "skipped_step"]
+ALIKE = ["cores", "fitted", "skipped_step", "scaled", "continued"]
 FLOATS = 4
 
 
@@ -37,38 +27,21 @@ FLOATS = 4
 def jobs(tmp_path_factory):
     """Folder and outcomes by the number of ranks."""
     folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (2, 4)}
-    cases = {2: [*EQUAL, *REFUSED, *ALIKE, "one_fails"], 4: ["identity", "expert_of_one_rank"]}
+    cases = {2: [*SAME, *REFUSED, *ALIKE, "one_fails"], 4: ["identity", "expert_of_one_rank"]}
     return {r: (folders[r], run_ranks(SCRIPT, folders[r], r, cases[r])) for r in folders}
 
 
 def alone(case, ranks):
     """Train one process on the rows of all ranks."""
-    codec, micro, clip, options = EQUAL[case]
+    more, codec, options = EQUAL["identity" if case == "wrapped_later" else case]
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS[codec], **options) as opt:
-        for step in range(STEPS):
-            for number in range(micro * step, micro * (step + 1)):
-                losses = [
-                    loss_on(
-                        model,
-                        rows_of(rank, ranks),
-                        number,
-                        number * rank % 2 if case == "expert_of_one_rank" else 0,
-                    )
-                    for rank in range(ranks)
-                ]
-                (torch.stack(losses).mean() / micro).backward()
-            if clip == "torch":
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            elif clip == "ours":
-                opt.clip_grad_norm_(0.5)
-            opt.step()
-            opt.zero_grad()
+        train(model, opt, range(ranks), **more)
     return model
 
 
 @pytest.mark.parametrize(
-    ("ranks", "case"), [*((2, case) for case in EQUAL), (4, "identity"), (4, "expert_of_one_rank")]
+    ("ranks", "case"), [*((2, case) for case in SAME), (4, "identity"), (4, "expert_of_one_rank")]
 )
 def test_ranks_end_in_the_weights_of_one_process(jobs, ranks, case):
     folder, outcomes = jobs[ranks]
@@ -84,8 +57,9 @@ def test_ranks_end_in_the_weights_of_one_process(jobs, ranks, case):
 def test_ranks_have_the_same_bits(jobs, case):
     first, second = (outcome[case] for outcome in jobs[2][1])
     assert first[1] == second[1]
-    if case == "skipped_step":
-        assert first[0] == second[0] == 1
+    wanted = {"skipped_step": 1, "scaled": 512.0, "continued": True}
+    if case in wanted:
+        assert first[0] == second[0] == wanted[case]
 
 
 def test_cores_and_ordinary_gradients_are_what_crosses(jobs):
