@@ -117,16 +117,47 @@ EQUAL = {
 }  # fmt: skip
 
 
-def wrapped_later():
-    """A DDP that is made after the optimizer leaves its weights alone."""
+def wrapped_later(**more):
+    """Make a DDP after the optimizer, whose weights it leaves alone."""
     here.meet()
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS["identity"]) as opt:
-        ddp = DistributedDataParallel(model)
+        ddp = DistributedDataParallel(model, **more)
         losses = train(ddp, opt, [here.rank])
         stats = opt.stats()
     torch.save(model.state_dict(), here.folder / f"{here.case}.{here.rank}.pt")
     return [losses, bits(model), stats["ranks"], stats["skipped_steps"]]
+
+
+def wrapped_with_views():
+    return wrapped_later(gradient_as_bucket_view=True)
+
+
+def other_optimizers():
+    """Train a part by another optimizer, and then all by torch's; a DDP averages for these."""
+    here.meet()
+    model = layers()
+    part = [model.inner.weight, model.norm.weight]
+    others = [p for p in model.parameters() if all(p is not q for q in part)]
+    opt = sw.SubspaceAdamW(
+        model, lr=1e-3, param_groups=[{"params": part}], **CODECS["identity"]
+    )  # fmt: skip
+    torchs = torch.optim.SGD(others, lr=0.1)
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    for step in range(3):
+        loss_on(ddp, rows_of(here.rank), step).backward()
+        for one in (opt, torchs):
+            one.step()
+            one.zero_grad()
+    opt.close()
+    together_weights = bits(model)
+    adam = torch.optim.AdamW(model.parameters())
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    for step in range(3):
+        loss_on(ddp, rows_of(here.rank), step).backward()
+        adam.step()
+        adam.zero_grad()
+    return [together_weights, bits(model)]
 
 
 def cores():
@@ -197,6 +228,35 @@ def other_rate():
     with sw.SubspaceAdamW(model, lr=1e-3 * (1 + here.rank), **CODECS["identity"]) as opt:
         loss_on(model, rows_of(here.rank), 0).backward()
         opt.step()
+
+
+def rates_swapped():
+    """Give two groups rates of the same sum."""
+    here.meet()
+    model = layers()
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rates = [1e-3, 2e-3] if here.rank == 0 else [2e-3, 1e-3]
+    groups = [
+        {"params": params, "lr": lr} for params, lr in zip([matrices, vectors], rates, strict=True)
+    ]
+    with sw.SubspaceAdamW(model, param_groups=groups, **CODECS["identity"]) as opt:
+        train(model, opt, [here.rank], 1)
+
+
+def other_betas():
+    here.meet()
+    model = layers()
+    betas = (0.9, 0.99 if here.rank else 0.999)
+    with sw.SubspaceAdamW(model, betas=betas, **CODECS["identity"]) as opt:
+        train(model, opt, [here.rank], 1)
+
+
+def frozen_on_one_rank():
+    here.meet()
+    model = layers()
+    model.inner.weight.requires_grad_(here.rank == 0)
+    sw.SubspaceAdamW(model)
 
 
 def other_weights():

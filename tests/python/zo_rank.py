@@ -84,6 +84,16 @@ def other_seed():
     sluiceway.ZoSgd(decoder(), **{**OPTIONS, "seed": here.rank})
 
 
+def rate_that_falls():
+    """A scheduler of rank 1 alone lowers the rate, as one that follows its own loss would."""
+    here.meet()
+    model = decoder()
+    with sluiceway.ZoSgd(model, **OPTIONS) as opt:
+        opt.step(same_batch(model)(0))
+        opt.param_groups[0]["lr"] /= 1 + here.rank
+        opt.step(same_batch(model)(1))
+
+
 def too_few_directions():
     here.meet()
     sluiceway.ZoSgd(decoder(), directions=1, across_ranks="directions")

@@ -39,7 +39,7 @@ from sluiceway.optim.common.parameters import (
     choose_parameters,
     numbered_parameters,
 )
-from sluiceway.optim.common.ranks import Ranks, Together
+from sluiceway.optim.common.ranks import Ranks
 from sluiceway.optim.common.repeated_blocks import RepeatedBlocks, refuse_repeated
 from sluiceway.optim.common.state import (
     SLICES,
@@ -52,8 +52,6 @@ from sluiceway.optim.common.state import (
 from sluiceway.optim.common.states import EngineStates, StateHooks
 from sluiceway.optim.common.step_clock import StepClock
 from sluiceway.optim.common.tier_limits import parameter_bytes
-
-_COMPARED = 5  # Numbers of a step that all ranks must have alike.
 
 
 @dataclass
@@ -433,6 +431,7 @@ class EngineOptimizer(StateHooks, ABC):
         """
         self._check_open()
         order = check_clipping(self._owner, max_norm, norm_type, self.options.max_norm)
+        self._average_gradients()
         if parameters is None:
             parameters = numbered_parameters(self.param_groups)
         compressed = [weight.parameter for weight in self.weights]
@@ -472,40 +471,52 @@ class EngineOptimizer(StateHooks, ABC):
             possible.
         """
         self._check_open()
-        self._check_surroundings()
-        self._watch.check_held()
         loss = None
         if closure is not None:
+            self._check_surroundings()
             with torch.enable_grad():
                 loss = closure()
-        with self.ranks.together("step", _COMPARED) as together:
+        with self.ranks.together("step", 1) as together:
+            self._check_surroundings()
+            self._watch.check_held()
             self._check_step()
-            self._average_gradients()
+            self._ordinary.updates(self.param_groups, self.state)  # What it refuses, now.
+            due = together.every([float(self._averages_late())], self._same_on_ranks())
+        if any(late for (late,) in due):
+            self._average_gradients(agreed=True)
+        scale = 1.0 / self.loss_scale.value
+        with self.ranks.together("step", 0) as together:
             updates = self._ordinary.updates(self.param_groups, self.state)
-            scale = 1.0 / self.loss_scale.value
             shared, own = self.carrier.split_factors() if self._progress.gathered else (1.0, [])
             squares = self._ordinary.sum_squares() * scale * scale  # This waits for the backward.
             self.carrier.settle()
-            rates = math.fsum(g["lr"] * (1 + g["weight_decay"]) for g in self.param_groups)
-            self._compare(together, [shared, math.fsum(own), squares, scale, rates])
+            same = {
+                "the factor on all gradients since the backward": shared,
+                "the factors on each gradient": own,
+                "the sum of squares of ordinary gradients": squares,
+            }
+            together.every([], same)
             self._enqueue_step(updates, shared, own, scale, squares)
         return loss
 
-    def _compare(self, together: Together, found: list[float]) -> None:
-        """Refuse a step whose gradients were scaled in another way on another rank."""
-        first, *others = together.every(found)
-        for rank, theirs in enumerate(others, start=1):
-            if repr(theirs) != repr(first):  # Of numbers that are not finite, too.
-                raise InvalidArgument(
-                    f"{self._owner}.step: ranks 0 and {rank} have other gradients or rates: factor "
-                    "of all, sum of own factors, squares of ordinary gradients, loss scale and sum "
-                    f"of learning rates are {first} and {theirs}; clip and scale on all ranks "
-                    "alike after the last backward, and leave accumulate= out unless each step "
-                    "has this number"
-                )
+    def _same_on_ranks(self) -> dict[str, Any]:
+        """Return what a step depends on beside gradients, for ranks to compare."""
+        groups = [
+            [(key, value) for key, value in group.items() if key != "params"]
+            for group in self.param_groups
+        ]
+        return {
+            "the number of steps": self.engine.committed_steps,
+            "param_groups": groups,
+            "the loss scale": self.loss_scale.value,
+        }
 
-    def _average_gradients(self) -> None:
-        """Average this step's gradients over ranks, if there are several and it is due."""
+    def _averages_late(self) -> bool:
+        """Return whether gradients came since they were averaged over ranks."""
+        return False
+
+    def _average_gradients(self, agreed: bool = False) -> None:
+        """Average gradients over ranks that came since this was done; `agreed` if some did."""
 
     def _enqueue_step(
         self, updates: list[Any], shared: float, own: list[float], scale: float, squares: float

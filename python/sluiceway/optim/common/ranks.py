@@ -7,6 +7,7 @@ that, all of them give the step up.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from sluiceway.optim.common import torch_private
 _POLL = 50e-6  # Seconds, at first.
 _LONGEST_POLL = 5e-3
 _ASK = 0.5  # Seconds after which a rank that waits asks whether another one has failed.
+_DIGEST = 2  # Numbers of a digest.
 _BUCKET_BYTES = 4 << 20
 _UNDER_WAY = 4  # Buckets at a time.
 _ROLL_CALL = 5.0  # Seconds in which a rank that lives answers.
@@ -148,20 +150,21 @@ class Ranks:
         """
         self._calls += 1
         under_way: deque[_Bucket] = deque()
-        with self._naming_who_is_missing():
-            for bucket in _buckets(tensors):
-                if len(under_way) == _UNDER_WAY:
-                    self._land(under_way.popleft())
-                flat = _joined(bucket).div_(self.count)
-                self._given += flat.nbytes
-                work = torch.distributed.all_reduce(flat, async_op=True)
-                under_way.append((work, flat, bucket))
-            while under_way:
+        for bucket in _buckets(tensors):
+            if len(under_way) == _UNDER_WAY:
                 self._land(under_way.popleft())
+            flat = _joined(bucket).div_(self.count)
+            self._given += flat.nbytes
+            with self._naming_who_is_missing():
+                work = torch.distributed.all_reduce(flat, async_op=True)
+            under_way.append((work, flat, bucket))
+        while under_way:
+            self._land(under_way.popleft())
 
     def _land(self, bucket: _Bucket) -> None:
         work, flat, tensors = bucket
-        self._wait(work)
+        with self._naming_who_is_missing():
+            self._wait(work)
         parts = flat.split([t.numel() for t in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             if tensor.data_ptr() != part.data_ptr():
@@ -225,6 +228,7 @@ def facts_of(model: nn.Module) -> dict[str, str]:
     """
     return {
         name: f"{p.dtype} {tuple(p.shape)} {_core.bits_checksum(p.detach().cpu()):016x}"
+        f"{'' if p.requires_grad else ', frozen'}"
         for name, p in model.named_parameters()
     }
 
@@ -236,28 +240,33 @@ class Together:
         self._ranks, self._what, self._count = ranks, what, count
         self.is_due = True
 
-    def every(self, values: list[float]) -> list[list[float]]:
-        """Return the float32 numbers of every rank, a row for each.
+    def every(self, values: list[float], same: Mapping[str, Any]) -> list[list[float]]:
+        """Return the float32 numbers of every rank, a row for each, if they agree on `same`.
 
         Raises
         ------
         Error
             Another rank failed before; the text quotes it.
+        InvalidArgument
+            A value of `same` differs; all ranks raise it, and name the first difference.
         Timeout
             A rank did not come, or died.
         """
+        self.is_due = False
         if self._ranks.count == 1:
-            self.is_due = False
             return [values]
-        return self._every(values, "")
+        found = self._exchanged([*values, *_digest(same)], "")
+        if (found[:, -_DIGEST:] != found[0, -_DIGEST:]).any():
+            self._ranks.check_alike(same)
+        return found[:, :-_DIGEST].tolist()
 
     def fail(self, error: BaseException) -> None:
         """Take part with nothing, and tell the error."""
         text = first_line(error) or type(error).__name__
         with suppress(Error):  # The error that is told is the one to raise.
-            self._every([0.0] * self._count, text)
+            self._exchanged([0.0] * (self._count + _DIGEST), text)
 
-    def _every(self, values: list[float], error: str) -> list[list[float]]:
+    def _exchanged(self, values: list[float], error: str) -> torch.Tensor:
         self.is_due = False
         mine = torch.tensor([*values, float(bool(error))], dtype=torch.float32)
         found = self._ranks.every(mine)
@@ -265,7 +274,13 @@ class Together:
             said = self._ranks.gather(error)
             first = next((f"rank {rank}: {text}" for rank, text in enumerate(said) if text), "")
             raise Error(f"{self._what}: no rank makes this step, since it failed on {first}")
-        return found[:, :-1].tolist()
+        return found[:, :-1]
+
+
+def _digest(values: Mapping[str, Any]) -> list[float]:
+    """Return two whole numbers that a float32 holds, and that change with any value."""
+    raw = hashlib.blake2b(repr(dict(values)).encode(), digest_size=6).digest()
+    return [float(int.from_bytes(raw[k : k + 3], "little")) for k in (0, 3)]
 
 
 _Bucket = tuple[Any, torch.Tensor, list[torch.Tensor]]

@@ -14,6 +14,7 @@ import torch
 from sluiceway.base.undisturbed import Undisturbed
 from sluiceway.errors import InvalidArgument
 from sluiceway.machine.device_ops import DeviceOps
+from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.engine_weights import EngineWeights
 from sluiceway.optim.common.ordinary import OrdinaryParameters
 from sluiceway.optim.common.ranks import Ranks
@@ -49,59 +50,78 @@ class SharedGradients:
         self.ranks, self._engine, self._of_engine = ranks, engine, of_engine
         self._residuals, self._ordinary, self._device = residuals, ordinary, device
         self._expected = backwards
-        self._backwards = 0
-        self._due = False
+        self._counts: dict[int, int] = {}  # Gradients of a weight in this step.
+        self._due = False  # A backward has ended since the last average, on all ranks.
+        self._fresh: set[int] = set()  # Weights with a gradient since their last average.
+        self._averaged: dict[int, tuple[int, int]] = {}  # Ordinary gradients as they were then.
+        self.of_others: frozenset[int] = frozenset()  # Ids of parameters that a DDP averages.
+
+    def added(self, weight: int) -> None:
+        """Note a gradient of a weight."""
+        self._counts[weight] = self._counts.get(weight, 0) + 1
+        self._fresh.add(weight)
 
     def end_backward(self, given: set[int]) -> None:
         """Average after the last backward of a step, as far as its number is known."""
-        self._backwards += 1
         self._due = True
-        if self._backwards >= self._expected:
+        if max(self._counts.values(), default=0) >= self._expected:
             self.average(given)
 
     def forget(self) -> None:
         """Begin a new step: gradients were used or dropped."""
-        self._backwards, self._due = 0, False
+        self._counts, self._due, self._fresh, self._averaged = {}, False, set(), {}
 
-    def average(self, given: set[int]) -> None:
-        """Average all gradients so far, unless that was done since the last backward.
+    @property
+    def is_late(self) -> bool:
+        """Tell whether gradients came since they were averaged."""
+        return self._due or bool(self._fresh) or any(map(self._is_fresh, self._ordinary.named))
 
-        Every rank calls it at the same places. Weights without a gradient on this rank get zeros if
-        another rank has one.
+    def _is_fresh(self, named: tuple[str, torch.Tensor]) -> bool:
+        p = named[1]
+        return (
+            id(p) not in self.of_others
+            and p.grad is not None
+            and self._averaged.get(id(p)) != _as_it_is(p.grad)
+        )
+
+    def average(self, given: set[int], agreed: bool = False) -> None:
+        """Average the gradients that came on some rank since the last average.
+
+        Every rank calls it at the same places; `agreed` if all know that some came. Weights without
+        a gradient on this rank get zeros if another rank has one.
         """
-        if not self._due:
+        if not (self._due or agreed):
             return
         self._due = False
-        compute = self._device.compute()
-        self._fill(given)
-        numbers = [
-            n for weight in sorted(given, reverse=True) for n in self._of_engine.numbers(weight)
-        ]
-        found = [g for _, p in self._ordinary.named if (g := p.grad) is not None]
+        weights, ordinary = self._of_engine.weights, self._ordinary.named
+        here = [index in self._fresh for index in range(len(weights))]
+        here += map(self._is_fresh, ordinary)
+        with torch.no_grad(), Undisturbed():  # The others may finish it, whoever is interrupted.
+            fresh = [k for k, has in enumerate(self.ranks.any_of(here)) if has]
+            of_weights = [k for k in fresh if k < len(weights)]
+            for index in set(of_weights) - given:
+                self._add_zeros(index)
+                given.add(index)
+            numbers = [n for k in reversed(of_weights) for n in self._of_engine.numbers(k)]
+            parameters = [ordinary[k - len(weights)][1] for k in fresh if k >= len(weights)]
+            self._average(numbers, parameters)
+        self._fresh = set()
+
+    def _average(self, numbers: list[int], parameters: list[torch.Tensor]) -> None:
+        found, compute = [], self._device.compute()
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            found.append(p.grad)
         for number in numbers:
             core = self._engine.core(number, compute)
             found += [core] if core.numel() else []
             total = self._residuals.totals.get(number)
             found += [total.take()] if total is not None else []
-        with torch.no_grad(), Undisturbed():  # The others may finish it, whoever is interrupted.
-            self.ranks.average(found)
-            for number in numbers:
-                self._engine.averaged(number)
-            self._engine.end_backward()
-
-    def _fill(self, given: set[int]) -> None:
-        """Give zeros to weights and parameters that have a gradient on other ranks alone."""
-        weights, ordinary = self._of_engine.weights, self._ordinary.named
-        here = [index in given for index in range(len(weights))]
-        here += [p.grad is not None for _, p in ordinary]
-        missing = {k for k, has in enumerate(self.ranks.any_of(here)) if has and not here[k]}
-        for index in sorted(missing):
-            if index < len(weights):
-                self._add_zeros(index)
-                given.add(index)
-            else:
-                p = ordinary[index - len(weights)][1]
-                p.grad = torch.zeros_like(p)
+        self.ranks.average(found)
+        for number in numbers:
+            self._engine.averaged(number)
+        self._engine.end_backward()
+        self._averaged |= {id(p): _as_it_is(p.grad) for p in parameters}
 
     def _add_zeros(self, index: int) -> None:
         weight, compute = self._of_engine.weights[index], self._device.compute()
@@ -134,3 +154,8 @@ class SharedGradients:
         mean = gradient.clone()
         self.ranks.average([mean])
         self._engine.calibrate_on(number, mean, self._device.compute())
+
+
+def _as_it_is(gradient: torch.Tensor) -> tuple[int, int]:
+    """Return what changes if other code writes a gradient."""
+    return gradient.data_ptr(), torch_private.version(gradient)

@@ -181,34 +181,46 @@ def held_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 # Without: such a model would not be trained, silently under FSDP1.
 def is_wrapped(modules: Iterable[nn.Module]) -> bool:
     """Return whether a DDP, whose forward runs, or FSDP1 reduces gradients of the modules."""
-    ddp, modules = DistributedDataParallel._active_ddp_module, list(modules)
-    if ddp is not None and any(id(m) in _reduced_by(ddp) for m in modules):
+    reduced, modules = reduced_now(), list(modules)
+    held = (p for m in modules if reduced for p in held_parameters(m).values() if p is not None)
+    if any(id(p) in reduced for p in held if p.dim() > 1):
         return True
     return any(getattr(m, "_is_fsdp_managed_module", False) for m in modules)
 
 
-_reduced: weakref.WeakKeyDictionary[nn.Module, set[int]] = weakref.WeakKeyDictionary()
+_reduced: weakref.WeakKeyDictionary[nn.Module, frozenset[int]] = weakref.WeakKeyDictionary()
 
 
-def _reduced_by(ddp: DistributedDataParallel) -> set[int]:
-    """Return the id of each module of which a DDP reduces a matrix or a batch of them."""
+def reduced_now() -> frozenset[int]:
+    """Return the id of each parameter that the DDP averages whose forward runs, if one does."""
+    ddp = DistributedDataParallel._active_ddp_module
+    if ddp is None:
+        return frozenset()
     if ddp not in _reduced:
-        _reduced[ddp] = {
-            id(module)
-            for name, module in ddp.module.named_modules()
-            for local, p in held_parameters(module).items()
-            if p is not None and p.dim() > 1
-            if f"{name}.{local}".lstrip(".") not in ddp.parameters_to_ignore
-        }
+        _reduced[ddp] = frozenset(
+            id(p)
+            for name, p in ddp.module.named_parameters(remove_duplicate=False)
+            if p.requires_grad and name not in ddp.parameters_to_ignore
+        )
     return _reduced[ddp]
 
 
 # 18. DistributedDataParallel._set_params_and_buffers_to_ignore_for_model()
 # For:     a DDP that is made later, as Trainer does: it leaves gradients to the optimizer.
 # Without: it would average them a second time, and hold a copy of all of them.
-def leave_to_optimizer(model: nn.Module, names: list[str]) -> None:
-    """Let a DDP that wraps the model later not touch the parameters of these names."""
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+def leave_to_optimizer(model: nn.Module, names: Iterable[str]) -> Callable[[], None]:
+    """Let a DDP that wraps the model later not touch parameters; return what undoes it."""
+    key = "_ddp_params_and_buffers_to_ignore"
+    before = vars(model).get(key)
+    ignored = [*(before or ()), *names]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+
+    def undo() -> None:
+        vars(model).pop(key, None)
+        if before is not None:
+            vars(model)[key] = before
+
+    return undo
 
 
 # 14. torch._foreach_norm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from sluiceway.optim.common.documented import documents_options
 from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 from sluiceway.optim.common.parameters import check_group
 from sluiceway.optim.common.ranks import Ranks, facts_of
+from sluiceway.optim.common.repeated_blocks import RepeatedBlocks
 from sluiceway.optim.common.shared_gradients import SharedGradients
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
@@ -136,8 +138,6 @@ class SubspaceAdamW(EngineOptimizer):
     def _make_engine(self, model: nn.Module) -> _core.SubspaceEngine:
         options = self.options
         several = self.ranks.count > 1
-        if several:
-            _leave_to_optimizer(model, [name for name, _ in self._ordinary.named])
         engine = engine_for(model, self.weights, options, self.device, several)
         for index, weight in enumerate(self.weights):
             if len(weight.modules) > 1:
@@ -190,6 +190,8 @@ class SubspaceAdamW(EngineOptimizer):
     def before_forward(self, training: bool) -> None:
         """Begin a forward of the whole model, and calibrate first if that is due."""
         super().before_forward(training)
+        if self.ranks.count > 1:
+            self._shared.of_others = torch_private.reduced_now() or self._shared.of_others
         if training and not self._in_flight.forked() and self._calibration.due():
             with self._hooks.backward.reserved(), self.carrier.aside():
                 self._calibration.run()
@@ -220,6 +222,7 @@ class SubspaceAdamW(EngineOptimizer):
         """Compress a gradient, and keep the whole gradient for as long as its residual needs it."""
         if not self._calibration.running:
             self._progress.given.add(weight)
+            self._shared.added(weight)
         matrices = self.weights[weight].matrices(gradient)
         for number, matrix in zip(self.of_engine.numbers(weight), matrices, strict=True):
             self._add_matrix(number, matrix)
@@ -228,6 +231,8 @@ class SubspaceAdamW(EngineOptimizer):
     def add_core(self, weight: int, core: torch.Tensor, whole: bool) -> None:
         """Take a core that a fused layer made in place of a gradient; `whole`: none follows."""
         self._progress.given.add(weight)
+        if whole:
+            self._shared.added(weight)
         (number,) = self.of_engine.numbers(weight)
         self.engine.add_core(number, core, whole, self.device.compute())
 
@@ -257,14 +262,34 @@ class SubspaceAdamW(EngineOptimizer):
         if self.ranks.count > 1:
             self._shared.end_backward(self._progress.given)
 
-    def _average_gradients(self) -> None:
-        self._shared.average(self._progress.given)
+    def _averages_late(self) -> bool:
+        return self.ranks.count > 1 and self._shared.is_late
+
+    def _average_gradients(self, agreed: bool = False) -> None:
+        if self.ranks.count > 1:
+            self._shared.average(self._progress.given, agreed)
+
+    def _take_model(self, model: nn.Module, repeated: RepeatedBlocks) -> ExitStack:
+        with super()._take_model(model, repeated) as undo:
+            if self.ranks.count > 1:
+                undo.callback(torch_private.leave_to_optimizer(model, self._names_for_ddp(model)))
+            return undo.pop_all()
+
+    def _names_for_ddp(self, model: nn.Module) -> list[str]:
+        """Return all names of parameters that a DDP shall leave alone; it needs one to average."""
+        ours = {id(p) for group in self.param_groups for p in group["params"]}
+        others = any(p.requires_grad and id(p) not in ours for p in model.parameters())
+        if self._ordinary.named and not others:
+            ours.discard(id(self._ordinary.named[0][1]))  # Every forward uses first layers.
+        named = model.named_parameters(remove_duplicate=False)  # DDP goes by each name.
+        return [name for name, p in named if id(p) in ours]
 
     def _norms_later(self) -> Callable[[], list[float]]:
         shared, given, norms = self._shared, self._progress.given, super()._norms_later()
 
         def averaged() -> list[float]:
-            shared.average(given)
+            if shared.ranks.count > 1:
+                shared.average(given)
             return norms()
 
         return averaged
@@ -389,10 +414,3 @@ class SubspaceAdamW(EngineOptimizer):
     def _restore_own_state(self, state_dict: dict[str, Any]) -> None:
         restore_engine_state(self, state_dict)
         self._calibration.restart()
-
-
-def _leave_to_optimizer(model: nn.Module, ordinary: list[str]) -> None:
-    """Let a DDP that wraps the model later reduce one small gradient alone, as it needs one."""
-    left = ordinary[:1]  # Of the first layers, which every forward uses.
-    named = model.named_parameters(remove_duplicate=False)  # DDP goes by each name of tied ones.
-    torch_private.leave_to_optimizer(model, [name for name, _ in named if name not in left])

@@ -155,9 +155,9 @@ class ZoSgd(WeightAccess, StateHooks):
         self._follow_first_rank()
 
     def _follow_first_rank(self) -> None:
-        """Take the first rank's state if this one has other steps: it joins late, or came back."""
+        """Take the first rank's log, so that all have one: a rank may join late, or come back."""
         ranks = self._training.ranks
-        if ranks.count > 1 and len(set(ranks.gather(self.committed_steps))) > 1:
+        if ranks.count > 1 and self._logs_beside():
             state = ranks.of_first(self.state_dict() if ranks.rank == 0 else None)
             if ranks.rank > 0:
                 self.load_state_dict(state)
@@ -260,7 +260,9 @@ class ZoSgd(WeightAccess, StateHooks):
         every = [0.0] * (2 * self.options.directions)
         for d, sides in zip(training.measured_directions, losses, strict=True):
             every[2 * d : 2 * d + 2] = sides
-        rows = together.every(every)
+        groups = [(g["lr"], g["weight_decay"], g["gamma"]) for g in self.param_groups]
+        same = {"the number of steps": self.committed_steps, "rates of param_groups": groups}
+        rows = together.every(every, same)
         if self.options.across_ranks == "batch":
             found = [mean_of_closures(losses) for losses in zip(*rows, strict=True)]
         else:

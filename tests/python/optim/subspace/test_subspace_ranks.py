@@ -11,10 +11,13 @@ from small_models import distance
 from subspace_rank import CODECS, EQUAL, bits, layers, loss_on, train
 
 SCRIPT = REPOSITORY / "tests/python/subspace_rank.py"
-SAME = [*EQUAL, "wrapped_later"]
+SAME = [*EQUAL, "wrapped_later", "wrapped_with_views"]
 REFUSED = {
-    "clipped_on_one_rank": "ranks 0 and 1 have other gradients or rates: factor of all",
-    "other_rate": "ranks 0 and 1 have other gradients or rates: factor of all",
+    "clipped_on_one_rank": "the factors on each gradient is [] on rank 0 and [1.0, 0.5, 1.0",
+    "other_rate": "param_groups is [[('lr', 0.001), ",
+    "rates_swapped": "param_groups is [[('lr', 0.001), ",
+    "other_betas": "param_groups is [[",
+    "frozen_on_one_rank": "inner.weight is 'torch.float32 (256, 256) ",
     "other_weights": "InvalidArgument: SubspaceAdamW: inner.bias is 'torch.float32 (256,) ",
     "other_options": "ratio is 0.25 on rank 0 and 0.5 on rank 1, expected the same on every rank",
 }
@@ -27,13 +30,16 @@ FLOATS = 4
 def jobs(tmp_path_factory):
     """Folder and outcomes by the number of ranks."""
     folders = {ranks: tmp_path_factory.mktemp(f"ranks{ranks}") for ranks in (2, 4)}
-    cases = {2: [*SAME, *REFUSED, *ALIKE, "one_fails"], 4: ["identity", "expert_of_one_rank"]}
+    cases = {
+        2: [*SAME, *REFUSED, *ALIKE, "one_fails", "other_optimizers"],
+        4: ["identity", "expert_of_one_rank"],
+    }
     return {r: (folders[r], run_ranks(SCRIPT, folders[r], r, cases[r])) for r in folders}
 
 
 def alone(case, ranks):
     """Train one process on the rows of all ranks."""
-    more, codec, options = EQUAL["identity" if case == "wrapped_later" else case]
+    more, codec, options = EQUAL["identity" if case.startswith("wrapped") else case]
     model = layers()
     with sw.SubspaceAdamW(model, lr=1e-3, **CODECS[codec], **options) as opt:
         train(model, opt, range(ranks), **more)
@@ -80,6 +86,11 @@ def test_the_error_of_one_rank_ends_the_step_on_all(jobs):
     assert "no rank makes this step, since it failed on rank 1: SubspaceAdamW.step: " in first
     assert "norm.weight is torch.sparse_coo" in first
     assert "norm.weight is torch.sparse_coo" in second
+
+
+def test_a_wrapper_averages_what_the_optimizer_does_not_train(jobs):
+    first, second = (outcome["other_optimizers"] for outcome in jobs[2][1])
+    assert first == second
 
 
 def test_one_process_has_no_figures_of_ranks():

@@ -17,6 +17,7 @@ OF_DIRECTIONS = {
 }
 OF_BATCHES = {"batch_on_device": {}, "batch_on_host": {"tier": "host"}}
 REFUSED = {
+    "rate_that_falls": "InvalidArgument: ZoSgd: rates of param_groups is [(0.02, 0.5, ",
     "other_weights": "InvalidArgument: ZoSgd: layers.1.up.weight is 'torch.float32 (13, 7) ",
     "other_seed": "InvalidArgument: ZoSgd: seed is 0 on rank 0 and 1 on rank 1, expected the same",
     "too_few_directions": "across_ranks is 'directions', expected at least 2, one for each rank",
@@ -62,7 +63,7 @@ def test_ranks_that_divide_directions_make_the_bits_of_one_process(two, case):
     expected = alone(lambda model, step: same_batch(model)(step), **options, **OF_DIRECTIONS[case])
     for rank, (losses, weights, stats) in enumerate(one[case] for one in two):
         assert [losses, weights] == expected
-        assert stats == {"rank": rank, "count": 2, "sent_bytes": 8 * 5 + 4}
+        assert stats == {"rank": rank, "count": 2, "sent_bytes": 8 * 5 + 12}
 
 
 def test_four_ranks_with_an_uneven_part_each_make_the_bits_of_one_process(four):
