@@ -174,6 +174,17 @@ def late_rank():
         return history(opt, model, same_batch(model), range(5, STEPS))
 
 
+def logs_of_two_runs():
+    """Each rank has a log of its own run, of as many steps."""
+    alone = decoder()
+    place = here.folder / "two" if here.rank == 0 else here.folder / "two" / "rank1"
+    with sluiceway.ZoSgd(alone, **OPTIONS, tier="host", path=place) as opt:
+        history(opt, alone, part_of(alone, here.rank, here.ranks), range(3))
+    here.wait_for_all("began")
+    here.meet()
+    sluiceway.ZoSgd(decoder(), **OPTIONS, tier="host", path=here.folder / "two")
+
+
 def one_ends():
     here.meet()
     model = decoder()

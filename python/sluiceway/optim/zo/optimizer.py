@@ -159,8 +159,10 @@ class ZoSgd(WeightAccess, StateHooks):
         ranks = self._training.ranks
         if ranks.count > 1 and self._logs_beside():
             state = ranks.of_first(self.state_dict() if ranks.rank == 0 else None)
-            if ranks.rank > 0:
-                self.load_state_dict(state)
+            with ranks.together("load_state_dict", 0) as together:
+                if ranks.rank > 0:
+                    self.load_state_dict(state)
+                together.every([], {})
 
     @property
     def options(self) -> ZoArguments:

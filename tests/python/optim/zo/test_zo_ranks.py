@@ -23,6 +23,7 @@ REFUSED = {
     "too_few_directions": "across_ranks is 'directions', expected at least 2, one for each rank",
     "store_of_each": "Unavailable: ZoSgd: tier is 'disk' in a process group of 2 ranks",
     "written_back": "Unavailable: ZoSgd: mode is 'write_back' in a process group of 2 ranks",
+    "logs_of_two_runs": "load_state_dict: the state has log ",
     "group_made_later": "Unavailable: ZoSgd: the process group has 2 ranks, and had 1 when",
 }
 
