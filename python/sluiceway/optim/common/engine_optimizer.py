@@ -480,13 +480,13 @@ class EngineOptimizer(StateHooks, ABC):
             self._check_surroundings()
             self._watch.check_held()
             self._check_step()
-            self._ordinary.updates(self.param_groups, self.state)  # What it refuses, now.
+            updates = self._ordinary.updates(self.param_groups, self.state)
             due = together.every([float(self._averages_late())], self._same_on_ranks())
         if any(late for (late,) in due):
             self._average_gradients(agreed=True)
+            updates = self._ordinary.updates(self.param_groups, self.state)  # There may be more.
         scale = 1.0 / self.loss_scale.value
         with self.ranks.together("step", 0) as together:
-            updates = self._ordinary.updates(self.param_groups, self.state)
             shared, own = self.carrier.split_factors() if self._progress.gathered else (1.0, [])
             squares = self._ordinary.sum_squares() * scale * scale  # This waits for the backward.
             self.carrier.settle()

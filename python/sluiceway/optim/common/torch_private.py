@@ -205,24 +205,6 @@ def reduced_now() -> frozenset[int]:
     return _reduced[ddp]
 
 
-# 18. DistributedDataParallel._set_params_and_buffers_to_ignore_for_model()
-# For:     a DDP that is made later, as Trainer does: it leaves gradients to the optimizer.
-# Without: it would average them a second time, and hold a copy of all of them.
-def leave_to_optimizer(model: nn.Module, names: Iterable[str]) -> Callable[[], None]:
-    """Let a DDP that wraps the model later not touch parameters; return what undoes it."""
-    key = "_ddp_params_and_buffers_to_ignore"
-    before = vars(model).get(key)
-    ignored = [*(before or ()), *names]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
-
-    def undo() -> None:
-        vars(model).pop(key, None)
-        if before is not None:
-            vars(model)[key] = before
-
-    return undo
-
-
 # 14. torch._foreach_norm()
 # For:     norms of many gradients in a few kernels, as torch's own clipping takes them.
 # Without: one kernel each, which takes longer to launch than to run.
@@ -253,6 +235,24 @@ def may_run_backward_inside() -> bool:
 def group_store() -> Any:
     """Return the store in which the ranks of the default process group met."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+# 18. DistributedDataParallel._set_params_and_buffers_to_ignore_for_model()
+# For:     a DDP that is made later, as Trainer does: it leaves gradients to the optimizer.
+# Without: it would average them a second time, and hold a copy of all of them.
+def leave_to_optimizer(model: nn.Module, names: Iterable[str]) -> Callable[[], None]:
+    """Let a DDP that wraps the model later not touch parameters; return what undoes it."""
+    key = "_ddp_params_and_buffers_to_ignore"
+    before = vars(model).get(key)
+    ignored = [*(before or ()), *names]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+
+    def undo() -> None:
+        vars(model).pop(key, None)
+        if before is not None:
+            vars(model)[key] = before
+
+    return undo
 
 
 # Names of attributes and functions that read the gradient, the shape or the like of a tensor, but

@@ -20,7 +20,6 @@ from sluiceway.optim.common.engine_optimizer import EngineOptimizer
 from sluiceway.optim.common.parameters import check_group
 from sluiceway.optim.common.ranks import Ranks, facts_of
 from sluiceway.optim.common.repeated_blocks import RepeatedBlocks
-from sluiceway.optim.common.shared_gradients import SharedGradients
 from sluiceway.optim.subspace.arguments import (
     SubspaceArguments,
     engine_for,
@@ -33,6 +32,7 @@ from sluiceway.optim.subspace.choices import reasons
 from sluiceway.optim.subspace.early_residuals import EarlyResiduals
 from sluiceway.optim.subspace.fused.fusing import FusedLinears, fuse_own
 from sluiceway.optim.subspace.residual_gradients import ResidualGradients
+from sluiceway.optim.subspace.shared_gradients import SharedGradients
 from sluiceway.optim.subspace.state import (
     check_engine_state,
     engine_state,
@@ -242,8 +242,7 @@ class SubspaceAdamW(EngineOptimizer):
         return self._calibration.running
 
     def _add_matrix(self, number: int, gradient: torch.Tensor) -> None:
-        if self.ranks.count > 1:
-            self._shared.calibrate(number, gradient)
+        self._shared.calibrate(number, gradient)
         if self._calibration.running or not self.engine.keeps_total(number):
             self.engine.add_gradient(number, gradient, gradient, self.device.compute())
             return
@@ -259,15 +258,13 @@ class SubspaceAdamW(EngineOptimizer):
 
     def _end_gathering(self) -> None:
         self.engine.end_backward()
-        if self.ranks.count > 1:
-            self._shared.end_backward(self._progress.given)
+        self._shared.end_backward(self._progress.given)
 
     def _averages_late(self) -> bool:
-        return self.ranks.count > 1 and self._shared.is_late
+        return self._shared.is_late
 
     def _average_gradients(self, agreed: bool = False) -> None:
-        if self.ranks.count > 1:
-            self._shared.average(self._progress.given, agreed)
+        self._shared.average(self._progress.given, agreed)
 
     def _take_model(self, model: nn.Module, repeated: RepeatedBlocks) -> ExitStack:
         with super()._take_model(model, repeated) as undo:
@@ -288,8 +285,7 @@ class SubspaceAdamW(EngineOptimizer):
         shared, given, norms = self._shared, self._progress.given, super()._norms_later()
 
         def averaged() -> list[float]:
-            if shared.ranks.count > 1:
-                shared.average(given)
+            shared.average(given)
             return norms()
 
         return averaged

@@ -7,7 +7,7 @@ every backward is right, too; it is done after the last one if the optimizer was
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,13 +18,13 @@ from sluiceway.optim.common import torch_private
 from sluiceway.optim.common.engine_weights import EngineWeights
 from sluiceway.optim.common.ordinary import OrdinaryParameters
 from sluiceway.optim.common.ranks import Ranks
-
-if TYPE_CHECKING:
-    from sluiceway.optim.subspace.residual_gradients import ResidualGradients
+from sluiceway.optim.subspace.residual_gradients import ResidualGradients
 
 
 class SharedGradients:
     """Gradients of one engine, its residuals, and the ordinary parameters beside it.
+
+    In one process there is nothing to average, and no call does anything.
 
     Parameters
     ----------
@@ -74,7 +74,10 @@ class SharedGradients:
     @property
     def is_late(self) -> bool:
         """Tell whether gradients came since they were averaged."""
-        return self._due or bool(self._fresh) or any(map(self._is_fresh, self._ordinary.named))
+        several = self.ranks.count > 1
+        return several and (
+            self._due or bool(self._fresh) or any(map(self._is_fresh, self._ordinary.named))
+        )
 
     def _is_fresh(self, named: tuple[str, torch.Tensor]) -> bool:
         p = named[1]
@@ -90,7 +93,7 @@ class SharedGradients:
         Every rank calls it at the same places; `agreed` if all know that some came. Weights without
         a gradient on this rank get zeros if another rank has one.
         """
-        if not (self._due or agreed):
+        if self.ranks.count == 1 or not (self._due or agreed):
             return
         self._due = False
         weights, ordinary = self._of_engine.weights, self._ordinary.named
@@ -141,7 +144,7 @@ class SharedGradients:
         InvalidArgument
             The ranks have gradients of different weights at this moment.
         """
-        if not self._engine.calibrates(number):
+        if self.ranks.count == 1 or not self._engine.calibrates(number):
             return
         name = self._of_engine.names[number]
         for rank, theirs in enumerate(self.ranks.gather(name)):
